@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke results check bench zoo goldens readme install-check clean
+.PHONY: help demo test slow smoke results docs check bench zoo goldens readme install-check clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -18,7 +18,7 @@ demo: $(READY) ## train 4 members, distill and merge them, evaluate everything, 
 	rm -rf runs/demo
 	$(BIN)/enfold demo runs/demo
 
-test: $(READY) ## the tests, in about four minutes on two cores
+test: $(READY) ## the tests, in about two minutes on two free cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 slow: $(READY) ## the tests that train longer
@@ -35,15 +35,21 @@ results: $(READY) ## check that the pages agree with the stored results
 	$(BIN)/python -m studies.check
 	$(BIN)/python -m pytest -m records tests/studies
 
+docs: $(READY) ## write what is generated from the methods: docs/methods.md, and their names for type checkers
+	$(BIN)/python tools/make_method_names.py
+	$(BIN)/python tools/make_methods_page.py
+
 readme: $(READY) ## run the README's code
 	$(BIN)/python tools/run_readme.py README.md
 
-check: $(READY) ## format, lint, types, layers, spelling, stored results, tests, README
+check: $(READY) ## format, lint, types, layers, spelling, generated files, stored results, tests, README
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/typos
+	$(BIN)/python tools/make_method_names.py --check
+	$(BIN)/python tools/make_methods_page.py --check
 	$(MAKE) --no-print-directory results test readme
 
 install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions

@@ -26,6 +26,7 @@ from enfold.evaluate import (
     shown_gain,
 )
 from enfold.metrics import METRICS, accuracy, apply_temperature, fit_temperature, gibbs_nll, nll
+from enfold.tasks import Regression
 
 
 class Network(nn.Module):
@@ -162,7 +163,12 @@ def test_a_row_reads_as_a_line(members, data):
     assert "gain" not in str(evaluate(members, data))
     assert str(Row("one", scores, math.nan)).endswith("gain recovered -")
     assert (shown("accuracy", 0.5), shown("nll", 0.5)) == ("50.00 %", "0.5000")
-    assert (shown_gain(0.456), shown_gain(-0.1), shown_gain(math.inf)) == ("46 %", "-10 %", "-")
+    assert (shown_gain(0.456), shown_gain(-0.1), shown_gain(math.inf), shown_gain(-5090.0)) == (
+        "46 %",
+        "-10 %",
+        "-",
+        "-",
+    )
 
 
 def test_without_a_validation_split_there_is_no_temperature(members, data):
@@ -192,3 +198,55 @@ def test_integers_and_networks_without_parameters_are_unchanged():
     embedding = nn.Sequential(nn.Embedding(9, 4), nn.Flatten()).half()
     assert torch.equal(member_logits(embedding, words)[0], embedding(words))
     assert member_logits(nn.Softmax(-1), inputs).dtype == torch.float64
+
+
+# Other tasks
+
+
+def numbers(seed, N=60):
+    inputs = torch.randn(N, 4, generator=torch.Generator().manual_seed(seed))
+    return inputs, inputs[:, 0] + 0.3 * torch.randn(N, generator=torch.Generator().manual_seed(seed + 1))
+
+
+def heads(width, M=3):
+    torch.manual_seed(0)
+    return DeepEnsemble([nn.Linear(4, width) for _ in range(M)])
+
+
+@pytest.mark.parametrize("size", [7, 60])
+def test_predictions_of_numbers(size):
+    inputs, targets = numbers(0)
+    ensemble = heads(2)
+    task = Regression(head="gaussian", variance="softplus")
+    found = predict(ensemble, (inputs, targets), size, task=task)
+    outputs = torch.stack([network(inputs) for network in ensemble.networks()]).detach()
+    torch.testing.assert_close(found.means.float(), outputs[..., 0])
+    torch.testing.assert_close(found.aleatoric.float(), nn.functional.softplus(outputs[..., 1]))
+    torch.testing.assert_close(found.targets.float(), targets)
+
+
+def test_rows_of_all_tasks():
+    inputs, targets = numbers(0)
+    for width, y, task, headline in [
+        (1, targets, None, "rmse"),
+        (2, targets, Regression(head="gaussian", variance="log"), "rmse"),
+        (3, targets, Regression(quantiles=(0.1, 0.5, 0.9)), "rmse"),
+        (1, targets > 0, None, "accuracy"),
+        (2, torch.stack([targets > 0, targets > 1], 1), None, "map"),
+    ]:
+        ensemble = heads(width)
+        row = evaluate(ensemble, (inputs[:30], y[:30]), (inputs[30:], y[30:]), reference=ensemble, task=task)
+        assert row.gain_recovered == pytest.approx(1), headline
+        assert str(row).startswith(f"DeepEnsemble: {headline} ")
+        assert {"scale", "temperature"} & row.scores.keys()
+
+
+def test_a_student_has_the_task_of_its_reference():
+    """Its head follows from its outputs, so that no task has to be named."""
+    inputs, targets = numbers(0)
+    reference = heads(2)
+    reference.task = Regression(head="gaussian", variance="softplus")
+    for width, metric in ((1, "mse"), (2, "nll"), (3, "nll")):
+        row = evaluate(nn.Linear(4, width), (inputs, targets), reference=reference)
+        assert math.isfinite(row.gain_recovered)
+        assert metric in row.scores

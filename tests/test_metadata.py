@@ -41,13 +41,17 @@ def imported(tree: ast.AST, *, lazily: bool) -> set[str]:
     return found
 
 
+parsed = cache(lambda file: ast.parse(file.read_text()))
+installed = cache(packages_distributions)
+
+
 @cache
 def distributions(*, lazily: bool) -> set[str]:
     """Of all imports that neither Python nor enfold itself brings."""
     found: set[str] = set()
     for file in (ROOT / "src" / "enfold").rglob("*.py"):
-        found |= imported(ast.parse(file.read_text()), lazily=lazily)
-    known = packages_distributions()
+        found |= imported(parsed(file), lazily=lazily)
+    known = installed()
     return {known.get(name, [name])[0].lower() for name in found - set(sys.stdlib_module_names) - {"enfold"}}
 
 

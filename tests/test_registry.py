@@ -14,11 +14,22 @@ from torch import nn
 
 import enfold.merge
 from enfold import registry
-from enfold.arguments import REQUIRED
+from enfold.arguments import INPUTS, REQUIRED
 from enfold.cli import main
 from enfold.errors import EnfoldError
 from enfold.io.usercode import looking_in
-from enfold.registry import NOT_METHODS, PACKAGES, find_any, find_method, methods, suggest
+from enfold.registry import (
+    GIVEN,
+    NOT_METHODS,
+    PACKAGES,
+    STEP_KEYS,
+    find_any,
+    find_method,
+    methods,
+    reserved_names,
+    suggest,
+)
+from enfold.run import StepSpec
 
 EVERY = [pytest.param(kind, name, id=f"{kind}-{name}") for kind in PACKAGES for name in methods(kind)]
 MERGE = '''"""Take one member.
@@ -83,6 +94,13 @@ def test_every_file_of_a_package_is_a_method(kind: str) -> None:
     package = importlib.import_module(PACKAGES[kind])
     files = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.ispkg]
     assert list(methods(kind)) == [name for name in files if name not in NOT_METHODS]
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_every_method_is_a_public_name(kind: str, name: str) -> None:
+    target, owner = methods(kind)[name].target, enfold.merge if kind == "merge" else enfold
+    assert getattr(owner, target.__name__) is target
+    assert target.__name__ in owner.__all__
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERY)
@@ -155,12 +173,82 @@ def test_a_method_of_the_user_in_a_recipe_needs_trust(tmp_path, small_recipe, mo
     assert call(monkeypatch, "train", out, f"{tmp_path / 'mine.py'}:my_merge", "--trust-code") == 2, "another kind"
 
 
-def test_invalid_references_are_refused(tmp_path) -> None:
-    (tmp_path / "mine.py").write_text("value = 3\ndef function(x): return x\n")
+MINE = '''"""Several methods in one file."""
+from torch import nn
+from enfold import DistillationLoss, Ensemble, Perturbation
+
+value = 3
+
+def no_models(nets): return nets[0]
+def late_models(a, b, models): return models[0]
+def nothing_given(): return None
+def labelled(models, *, label="x"): return models[0]
+def at_the_start(models, *, init="x"): return models[0]
+
+def documented(models):
+    """Return the first.
+
+    As it is.
+
+    Args:
+        models: An ensemble.
+    """
+    return models[0]
+
+class Plain: pass
+class Unfinished(Ensemble): pass
+class Titled(DistillationLoss):
+    def __init__(self, title=""): pass
+    def target(self, context): return 0
+    def loss(self, context): return 0
+'''
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
     with looking_in([tmp_path], trusted=True):
-        for name in ("value", "function", "nothing"):
-            with pytest.raises(EnfoldError, match=name):
-                find_method("merge", f"mine.py:{name}")
+        yield "mine.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("value", "value"),
+        ("no_models", "'nets'"),
+        ("late_models", "parameter 3"),
+        ("nothing_given", "no parameter"),
+        ("labelled", "'label'"),
+        ("at_the_start", "'init'"),
+        ("Plain", "subclass of Ensemble"),
+        ("Unfinished", "expand"),
+        ("Titled", "'title'"),
+        ("documentd", "documented"),
+    ],
+)
+def test_a_reference_that_is_no_method_is_refused_by_what_is_wrong(mine, name, named) -> None:
+    with pytest.raises(EnfoldError, match=named) as caught:
+        find_any(f"{mine}:{name}")
+    assert name in str(caught.value)
+
+
+def test_a_file_without_an_object_is_refused_with_its_names_and_not_run(tmp_path) -> None:
+    (tmp_path / "own.py").write_text("from math import sqrt\nraise RuntimeError\ndef f(models): pass\nclass C: pass\n")
+    with looking_in([tmp_path]), pytest.raises(EnfoldError, match=r"defines f, C: write own\.py:f"):
+        find_any("own.py")
+
+
+def test_methods_of_one_file_are_described_by_their_own_docstrings(mine) -> None:
+    found = find_method("merge", f"{mine}:documented")
+    assert (found.idea, found.reference) == ("Return the first.", "As it is.")
+
+
+def test_reserved_names_are_the_keys_of_steps_and_what_a_run_fills_in() -> None:
+    assert StepSpec.model_fields.keys() == STEP_KEYS
+    assert all(given <= INPUTS for given in GIVEN.values())
+    assert {"label", "first", "init", "test"} <= reserved_names("merge")
+    assert "init" not in reserved_names("ensemble"), "ensembles have the key network for that"
+    assert not reserved_names("perturb") & {"label", "first", "seeds"}, "options of these are in a mapping of their own"
 
 
 def installed_merge(models, *, times: int = 1) -> nn.Module:

@@ -11,6 +11,7 @@ from torch import nn
 from clouds import three_clouds
 from enfold import DeepEnsemble, EnfoldError, TrainConfig, fit, load, save
 from enfold.io.files import sha256
+from enfold.io.usercode import resolve
 from enfold.networks import MLP, make
 from enfold.saving import FORMAT, versions
 from zoo import ZOO, population, vectors
@@ -300,3 +301,17 @@ def test_an_unknown_reference_network_is_refused(stored):
     rewrite(stored, about={**ABOUT, "network": "mlpp"})
     with pytest.raises(EnfoldError, match="there is no network 'mlpp'"):
         load(stored)
+
+
+def test_a_class_that_is_not_imported_is_named_with_its_file_which_is_not_run(tmp_path):
+    file = tmp_path / "own_ensembles.py"
+    file.write_text("from enfold import DeepEnsemble\nclass OwnHere(DeepEnsemble): pass\n")
+    kind = resolve(f"{file}:OwnHere")
+    save(kind([nn.Linear(4, 3)] * 2), tmp_path / "own.safetensors")
+    manifest = json.loads((tmp_path / "own.json").read_text())
+    assert manifest["defined_in"] == "own_ensembles.py", "without the folder, which is nobody else's business"
+    assert type(load(tmp_path / "own.safetensors", nn.Linear(4, 3))) is kind
+    manifest["method"] = "NotImportedHere"
+    (tmp_path / "own.json").write_text(json.dumps(manifest))
+    with pytest.raises(EnfoldError, match=r"'NotImportedHere', which was defined in own_ensembles\.py"):
+        load(tmp_path / "own.safetensors", nn.Linear(4, 3))

@@ -1,4 +1,8 @@
-"""Write docs/methods.md from the registry: one row per method, its options with types and defaults, its paper."""
+"""Write docs/methods.md from the registry: one row per method, its options with types and defaults, its paper.
+
+python tools/make_methods_page.py           write the page
+python tools/make_methods_page.py --check   exit with 1 if it is out of date
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ def page() -> str:
     lines = [
         "# Methods",
         "",
-        "Generated from signatures and docstrings by `python tools/make_methods_page.py`. `enfold methods` and "
+        "Generated from signatures and docstrings by `make docs`. `enfold methods` and "
         "`enfold methods NAME` show the same in a terminal; the file of each method begins with its equations and with "
         "the differences from the paper.",
     ]
@@ -51,12 +55,22 @@ def page() -> str:
         for method in methods(kind).values():
             module = "enfold.merge" if kind == "merge" else "enfold"
             name = f"`{module}.{method.target.__name__}`"
-            lines += ["", f"### {method.name}", "", f"{name}: {method.idea} Use: `{use_of(method)}`.", ""]
+            lines += ["", f"### {method.name}", "", f"{name}: {method.idea} Use: {use_of(method, '`')}.", ""]
             if method.arguments:
                 lines += ["| option | type | default | description |", "| --- | --- | --- | --- |", *options(method)]
     return "\n".join(lines) + "\n"
 
 
+def main(check: bool) -> int:
+    """Write the page, or only compare it."""
+    if not check:
+        PAGE.write_text(page(), encoding="utf-8")
+        print(f"written: {PAGE}", file=sys.stderr)
+    elif PAGE.read_text(encoding="utf-8") != page():
+        print(f"{PAGE} is out of date: run make docs", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"written: {PAGE}", file=sys.stderr)
+    raise SystemExit(main("--check" in sys.argv[1:]))

@@ -9,9 +9,11 @@ print(enfold.evaluate(net, data, reference=ensemble))
 
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enfold import data, metrics, networks
+from enfold.calibrate import Calibrated, Threshold, calibrate, threshold
 from enfold.cost import Cost, measure
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
@@ -20,120 +22,93 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import Row, evaluate, predict, score
+from enfold.method_files import class_names, find_class
 from enfold.metrics.predictions import Predictions
 from enfold.saving import load, save
 from enfold.train import History, TrainConfig, fit
 
 if TYPE_CHECKING:
     from enfold import merge
+    from enfold.compress import compress
     from enfold.distill.cached import CachedTeacher
     from enfold.distill.control import train_control
     from enfold.distill.dirichlet import Dirichlet, DirichletEnsemble
     from enfold.distill.distill import distill
     from enfold.distill.loss import DistillationLoss
-    from enfold.distill.losses.ae_kd import AEKD
-    from enfold.distill.losses.end2 import EnD2
-    from enfold.distill.losses.hydra import Hydra
-    from enfold.distill.losses.kd import KD
-    from enfold.distill.losses.latent_be import LatentBE
-    from enfold.distill.losses.one_to_one import OneToOne
-    from enfold.distill.losses.proxy_end2 import ProxyEnD2
-    from enfold.distill.perturb.conf_ods import ConfODS
-    from enfold.distill.perturb.cutmix import CutMix
-    from enfold.distill.perturb.gaussian import Gaussian
-    from enfold.distill.perturb.mixup import Mixup
-    from enfold.distill.perturb.ods import ODS
-    from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
     from enfold.distill.perturbation import Perturbation
     from enfold.distill.weight_penalty import WeightPenalty
-    from enfold.ensembles.bagging import Bagging
-    from enfold.ensembles.batch_ensemble import BatchEnsemble
-    from enfold.ensembles.fge import FGE
-    from enfold.ensembles.film_ensemble import FiLMEnsemble
-    from enfold.ensembles.hydra_ensemble import HydraEnsemble
-    from enfold.ensembles.hyper_batch_ensemble import HyperBatchEnsemble
-    from enfold.ensembles.hyper_deep_ensemble import HyperDeepEnsemble
-    from enfold.ensembles.lora_ensemble import LoRAEnsemble
-    from enfold.ensembles.masksembles import Masksembles
-    from enfold.ensembles.mc_dropout import MCDropout
-    from enfold.ensembles.mimo import MIMO
-    from enfold.ensembles.mixture_ensemble import MixtureEnsemble
-    from enfold.ensembles.multi_head import MultiHead
-    from enfold.ensembles.multi_swa import MultiSWA
-    from enfold.ensembles.packed_ensemble import PackedEnsemble
-    from enfold.ensembles.papa import PAPA
     from enfold.ensembles.rank_one import match_units
     from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
     from enfold.ensembles.rank_one.representable import Representability, representable
-    from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble
-    from enfold.ensembles.subspace_sampling import SubspaceSampling
-    from enfold.ensembles.swa import SWA
-    from enfold.ensembles.swag import SWAG
-    from enfold.ensembles.tree_net import TreeNet
-    from enfold.ensembles.wash import WASH
     from enfold.symmetry import Symmetry, symmetries
+
+if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
+    from enfold.distill.losses.ae_kd import AEKD as AEKD
+    from enfold.distill.losses.end2 import EnD2 as EnD2
+    from enfold.distill.losses.hydra import Hydra as Hydra
+    from enfold.distill.losses.kd import KD as KD
+    from enfold.distill.losses.latent_be import LatentBE as LatentBE
+    from enfold.distill.losses.one_to_one import OneToOne as OneToOne
+    from enfold.distill.losses.proxy_end2 import ProxyEnD2 as ProxyEnD2
+    from enfold.distill.perturb.conf_ods import ConfODS as ConfODS
+    from enfold.distill.perturb.cutmix import CutMix as CutMix
+    from enfold.distill.perturb.gaussian import Gaussian as Gaussian
+    from enfold.distill.perturb.mixup import Mixup as Mixup
+    from enfold.distill.perturb.ods import ODS as ODS
+    from enfold.distill.perturb.tdiv_sdiv import TDivSDiv as TDivSDiv
+    from enfold.ensembles.bagging import Bagging as Bagging
+    from enfold.ensembles.batch_ensemble import BatchEnsemble as BatchEnsemble
+    from enfold.ensembles.fge import FGE as FGE
+    from enfold.ensembles.film_ensemble import FiLMEnsemble as FiLMEnsemble
+    from enfold.ensembles.hydra_ensemble import HydraEnsemble as HydraEnsemble
+    from enfold.ensembles.hyper_batch_ensemble import HyperBatchEnsemble as HyperBatchEnsemble
+    from enfold.ensembles.hyper_deep_ensemble import HyperDeepEnsemble as HyperDeepEnsemble
+    from enfold.ensembles.lora_ensemble import LoRAEnsemble as LoRAEnsemble
+    from enfold.ensembles.masksembles import Masksembles as Masksembles
+    from enfold.ensembles.mc_dropout import MCDropout as MCDropout
+    from enfold.ensembles.mimo import MIMO as MIMO
+    from enfold.ensembles.mixture_ensemble import MixtureEnsemble as MixtureEnsemble
+    from enfold.ensembles.multi_head import MultiHead as MultiHead
+    from enfold.ensembles.multi_swa import MultiSWA as MultiSWA
+    from enfold.ensembles.packed_ensemble import PackedEnsemble as PackedEnsemble
+    from enfold.ensembles.papa import PAPA as PAPA
+    from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble as SnapshotEnsemble
+    from enfold.ensembles.subspace_sampling import SubspaceSampling as SubspaceSampling
+    from enfold.ensembles.swa import SWA as SWA
+    from enfold.ensembles.swag import SWAG as SWAG
+    from enfold.ensembles.tree_net import TreeNet as TreeNet
+    from enfold.ensembles.wash import WASH as WASH
 
 __version__ = version("enfold")
 
 __all__ = [
-    "AEKD",
-    "FGE",
-    "KD",
-    "MIMO",
-    "ODS",
-    "PAPA",
-    "SWA",
-    "SWAG",
-    "WASH",
-    "Bagging",
-    "BatchEnsemble",
     "CachedTeacher",
-    "ConfODS",
+    "Calibrated",
     "Cost",
-    "CutMix",
     "Data",
     "DeepEnsemble",
     "Dirichlet",
     "DirichletEnsemble",
     "DistillationLoss",
-    "EnD2",
     "EnfoldError",
     "Ensemble",
-    "FiLMEnsemble",
-    "Gaussian",
     "History",
-    "Hydra",
-    "HydraEnsemble",
-    "HyperBatchEnsemble",
-    "HyperDeepEnsemble",
-    "LatentBE",
-    "LoRAEnsemble",
-    "MCDropout",
-    "Masksembles",
     "MixedEnsemble",
-    "MixtureEnsemble",
-    "Mixup",
-    "MultiHead",
-    "MultiSWA",
-    "OneToOne",
-    "PackedEnsemble",
     "Perturbation",
     "Prediction",
     "Predictions",
-    "ProxyEnD2",
     "Reconstruction",
     "Representability",
     "Row",
-    "SnapshotEnsemble",
     "Split",
     "State",
-    "SubspaceSampling",
     "Symmetry",
-    "TDivSDiv",
+    "Threshold",
     "TrainConfig",
-    "TreeNet",
     "UnchangedWarning",
     "WeightPenalty",
+    "calibrate",
+    "compress",
     "data",
     "distill",
     "evaluate",
@@ -150,53 +125,19 @@ __all__ = [
     "save",
     "score",
     "symmetries",
+    "threshold",
     "train_control",
 ]
 
 _LAZY = {
-    "AEKD": "enfold.distill.losses.ae_kd",
-    "Bagging": "enfold.ensembles.bagging",
-    "BatchEnsemble": "enfold.ensembles.batch_ensemble",
     "CachedTeacher": "enfold.distill.cached",
-    "ConfODS": "enfold.distill.perturb.conf_ods",
-    "CutMix": "enfold.distill.perturb.cutmix",
     "Dirichlet": "enfold.distill.dirichlet",
     "DirichletEnsemble": "enfold.distill.dirichlet",
     "DistillationLoss": "enfold.distill.loss",
-    "EnD2": "enfold.distill.losses.end2",
-    "FGE": "enfold.ensembles.fge",
-    "FiLMEnsemble": "enfold.ensembles.film_ensemble",
-    "Gaussian": "enfold.distill.perturb.gaussian",
-    "Hydra": "enfold.distill.losses.hydra",
-    "HydraEnsemble": "enfold.ensembles.hydra_ensemble",
-    "HyperBatchEnsemble": "enfold.ensembles.hyper_batch_ensemble",
-    "HyperDeepEnsemble": "enfold.ensembles.hyper_deep_ensemble",
-    "KD": "enfold.distill.losses.kd",
-    "LatentBE": "enfold.distill.losses.latent_be",
-    "LoRAEnsemble": "enfold.ensembles.lora_ensemble",
-    "MCDropout": "enfold.ensembles.mc_dropout",
-    "MIMO": "enfold.ensembles.mimo",
-    "Masksembles": "enfold.ensembles.masksembles",
-    "MixtureEnsemble": "enfold.ensembles.mixture_ensemble",
-    "Mixup": "enfold.distill.perturb.mixup",
-    "MultiHead": "enfold.ensembles.multi_head",
-    "MultiSWA": "enfold.ensembles.multi_swa",
-    "ODS": "enfold.distill.perturb.ods",
-    "OneToOne": "enfold.distill.losses.one_to_one",
-    "PAPA": "enfold.ensembles.papa",
-    "PackedEnsemble": "enfold.ensembles.packed_ensemble",
     "Perturbation": "enfold.distill.perturbation",
-    "ProxyEnD2": "enfold.distill.losses.proxy_end2",
     "Reconstruction": "enfold.ensembles.rank_one.reconstruct",
     "Representability": "enfold.ensembles.rank_one.representable",
-    "SWA": "enfold.ensembles.swa",
-    "SWAG": "enfold.ensembles.swag",
-    "SnapshotEnsemble": "enfold.ensembles.snapshot_ensemble",
-    "SubspaceSampling": "enfold.ensembles.subspace_sampling",
     "Symmetry": "enfold.symmetry",
-    "TDivSDiv": "enfold.distill.perturb.tdiv_sdiv",
-    "TreeNet": "enfold.ensembles.tree_net",
-    "WASH": "enfold.ensembles.wash",
     "WeightPenalty": "enfold.distill.weight_penalty",
     "match_units": "enfold.ensembles.rank_one",
     "reconstruct": "enfold.ensembles.rank_one.reconstruct",
@@ -204,7 +145,10 @@ _LAZY = {
     "symmetries": "enfold.symmetry",
     "train_control": "enfold.distill.control",
 }
-_PACKAGES = ("distill", "merge")  # callable: enfold.distill(...)
+_PACKAGES = ("compress", "distill", "merge")  # callable: enfold.distill(...)
+_METHODS = ("ensembles", "distill.losses", "distill.perturb")  # packages with one class per file
+
+__all__ += [name for package in _METHODS for name in class_names(Path(__file__).parent.joinpath(*package.split(".")))]
 
 
 def __getattr__(name: str) -> Any:
@@ -213,6 +157,9 @@ def __getattr__(name: str) -> Any:
         return import_module(f"enfold.{name}")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    for package in _METHODS if name[:1].isupper() else ():
+        if (found := find_class(import_module(f"enfold.{package}"), name)) is not None:
+            return found
     raise AttributeError(f"module 'enfold' has no attribute '{name}'")
 
 

@@ -42,6 +42,7 @@ INPUTS = frozenset(
         "on_epoch",
         "quiet",
         "title",
+        "task",
         "unpack",
         "outputs",
     ]

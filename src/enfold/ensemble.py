@@ -276,6 +276,10 @@ class Ensemble(Runner):
             return nn.Parameter(tensor, requires_grad=name in self.skeleton.trainable)
         return tensor
 
+    def __repr__(self) -> str:
+        """One line for members with stacked parameters, which have no layers of their own to show."""
+        return f"{type(self).__name__}({self.extra_repr()})" if self.is_expandable else super().__repr__()
+
     def extra_repr(self) -> str:
         """Return the summary that print(ensemble) shows."""
         count = sum(parameter.numel() for parameter in self.parameters())

@@ -35,6 +35,10 @@ class MissingExtra(EnfoldError, ImportError):
         super().__init__(f"{purpose} needs the package '{package}': install it with  pip install 'enfold[{extra}]'")
 
 
+class UserCodeError(EnfoldError):
+    """Code of the user raised an exception in a run; the message names its line."""
+
+
 class WriteError(EnfoldError):
     """A file could not be written: the disk is full, or the folder is read-only, protected or gone."""
 
@@ -65,6 +69,10 @@ class SeparateModulesWarning(UserWarning):
 
 class WrongShape(EnfoldError, RuntimeError):
     """The network does not accept inputs of this shape."""
+
+
+class UnsuitableNetwork(EnfoldError):
+    """The network does not have what a method needs, such as a kind of layer; other networks are accepted."""
 
 
 class UnsupportedOutput(EnfoldError):

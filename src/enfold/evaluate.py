@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +73,8 @@ def predict(
                     refuse_shape(model, inputs, error)
                 raise
             known = known.resolve(outputs, batch_targets)
+            if known.is_ignored(outputs, batch_targets):
+                continue
             rows = known.flatten(outputs, to_device(batch_targets, device))
             values.append(rows.values.cpu())
             targets.append(rows.targets.cpu())
@@ -153,9 +154,12 @@ def shown(name: str, value: float) -> str:
 _UNITS = {name: metric.unit for table in TABLES.values() for name, metric in table.items()}
 
 
+LARGEST_GAIN = 10.0  # beyond it, the gain of the ensemble is small against differences between networks
+
+
 def shown_gain(gain: float) -> str:
-    """Format the gain recovered in percent; a dash if the ensemble has no gain."""
-    return f"{100 * gain:.0f} %" if math.isfinite(gain) else "-"
+    """Format the gain recovered in percent; a dash if the ensemble has no gain, or next to none."""
+    return f"{100 * gain:.0f} %" if abs(gain) <= LARGEST_GAIN else "-"
 
 
 def evaluate(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +29,7 @@ from enfold.ensembles import DeepEnsemble, MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.io.checkpoints import require_tensors, with_ties
 from enfold.io.files import atomic_path, parsing, sha256
+from enfold.io.usercode import PREFIX
 from enfold.networks import factory
 from enfold.tasks.infer import task_from_dict, task_to_dict
 
@@ -76,6 +78,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
         kind = {
             "kind": "ensemble",
             "method": type(model).__name__,
+            **({} if type(model).__name__ in ensembles.__all__ else {"defined_in": defined_in(type(model))}),
             "options": model.options(),
             "class": model.network_name,
             "num_members": model.num_members,
@@ -158,7 +161,7 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any
             f"network must be one network or one per member, got {len(several)} for {manifest['num_members']} members: "
             "pass one network, or one for each"
         )
-    kind = _ensemble_class(manifest["method"])
+    kind = _ensemble_class(manifest["method"], manifest.get("defined_in"))
     options = check_arguments(kind, manifest["options"])
     model = kind.from_options(several, options)
     if isinstance(model, DeepEnsemble):
@@ -167,7 +170,14 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any
     return model
 
 
-def _ensemble_class(name: str) -> type[Ensemble]:
+def defined_in(kind: type) -> str:
+    """Return where a class is defined, for messages: its module, or the name of the file that was run or loaded."""
+    module = sys.modules.get(kind.__module__)
+    file = Path(str(getattr(module, "__file__", None) or "the interactive session"))
+    return file.name if kind.__module__ == "__main__" or kind.__module__.startswith(PREFIX) else kind.__module__
+
+
+def _ensemble_class(name: str, where: object = None) -> type[Ensemble]:
     """Return the ensemble class of this name: one of `enfold.ensembles`, or one that the caller has imported."""
     if name in ensembles.__all__:
         return getattr(ensembles, name)  # type: ignore[no-any-return]
@@ -178,8 +188,10 @@ def _ensemble_class(name: str) -> type[Ensemble]:
         known[kind.__name__] = kind
         classes += kind.__subclasses__()
     if name not in known:
+        known_from = f", which was defined in {where}" if isinstance(where, str) else ""
         raise EnfoldError(
-            f"the class of a saved ensemble must be imported before it is loaded, got '{name}': import it first"
+            f"the class of a saved ensemble must be imported before it is loaded, got '{name}'{known_from}: import it "
+            "first"
         )
     return known[name]
 

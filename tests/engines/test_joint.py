@@ -13,6 +13,7 @@ from enfold.engines.joint import Merged, Several, SideBySide, joint_batch_norm
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.networks import ResNet, WideResNet
 from enfold.train import TrainConfig, fit
+from zoo import Apply
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 3, 6), (4, 3, 5, 2), (2, 3, 2, 3, 2)])
@@ -176,3 +177,42 @@ def test_repeated_batches_are_invalid():
         several.sum().item()
     with pytest.raises(AttributeError):
         several.nonsense  # noqa: B018
+
+
+class Reversed(torch.autograd.Function):
+    """The identity with a negative gradient."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_functions_with_a_gradient_of_their_own_keep_it(sign, monkeypatch):
+    calls = []
+    original = SideBySide.__call__
+    monkeypatch.setattr(SideBySide, "__call__", lambda *args: calls.append(1) or original(*args))
+    between = Apply(lambda net, x: x if sign == 1 else Reversed.apply(x))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), between, nn.Conv2d(32, 4, 3))
+        network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        members = BatchEnsemble(network, num_members=4, seed=0, batch_norm="joint").train()
+        inputs, weights = torch.randn(32, 3, 32, 32), torch.randn(4, 32, 4)
+    # A first gradient chooses the engine; the second one is compared with that of rows one after the other.
+    gradients = []
+    for _ in range(2):
+        members.zero_grad()
+        (members(inputs) * weights).sum().backward()
+        gradients.append(dict(members.named_parameters())["shared.0.weight"].grad.clone())
+    members._merged = Merged(members.skeleton, members.differing)
+    members.zero_grad()
+    (members(inputs) * weights).sum().backward()
+    expected = dict(members.named_parameters())["shared.0.weight"].grad
+    for found in gradients:
+        assert float((found - expected).abs().max()) <= 0.02 * float(expected.abs().max())
+    assert (len(calls) > 2) == (sign == 1)  # two of the comparison

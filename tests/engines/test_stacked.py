@@ -1,5 +1,6 @@
 """DeepEnsemble products: what they compute, and what they must refuse."""
 
+import copy
 import random
 
 import numpy as np
@@ -202,3 +203,73 @@ def test_a_subclass_of_a_layer_is_not_taken_for_the_layer():
     networks = [nn.Sequential(nn.Linear(6, 6), Doubled(6, 3)) for _ in range(2)]
     inputs = vectors(3)
     torch.testing.assert_close(DeepEnsemble(networks)(inputs), torch.stack([network(inputs) for network in networks]))
+
+
+class Rounded(torch.autograd.Function):
+    """A straight-through estimator: rounds in the forward pass and is the identity in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Reversed(torch.autograd.Function):
+    """The identity with a negative gradient."""
+
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class OwnGradient(nn.Module):
+    def __init__(self, between, frozen=False):
+        super().__init__()
+        self.between = between
+        self.first, self.gate, self.last = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+        self.requires_grad_(not frozen)
+
+    def forward(self, inputs):
+        return self.last(self.between(self, inputs))
+
+
+def gated(network, inputs):
+    with torch.no_grad():
+        gate = network.gate(inputs).sigmoid()
+    return network.first(inputs) * gate
+
+
+BETWEEN = {
+    "no_grad": gated,
+    "straight-through": lambda network, inputs: Rounded.apply(network.first(inputs)),
+    "reversal": lambda network, inputs: Reversed.apply(network.first(inputs)),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "stacked"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_gradients_that_a_trace_does_not_contain_are_those_of_the_networks(between, frozen, engine):
+    networks = [OwnGradient(between, frozen) for _ in range(3)]
+    inputs, own = (torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(2))
+    members = DeepEnsemble(copy.deepcopy(networks), engine=engine)
+    if engine == "stacked":
+        with pytest.raises(EnfoldError, match="gradients"):
+            members(inputs)
+        return
+    members(inputs).square().sum().backward()
+    sum(network(own).square().sum() for network in networks).backward()
+    torch.testing.assert_close(inputs.grad, own.grad, rtol=1e-4, atol=1e-5)
+    for index, network in enumerate(networks):
+        for name, parameter in network.named_parameters():
+            stacked = dict(members.tree.named_parameters())[name].grad
+            found = torch.zeros_like(parameter) if stacked is None else stacked[index]
+            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -598,3 +598,20 @@ def test_a_factory_with_its_own_seed_is_preserved():
         members = DeepEnsemble(make, 2)
     with torch.random.fork_rng(devices=[]):
         assert torch.equal(members.member(0).weight, make().weight)
+
+
+class Blocks(tuple):
+    """A sequence that is iterated, but has no length."""
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_sequences_without_a_length_are_compared():
+    same, other = (attribute([Blocks((0, 1)), Blocks(last)], lambda net, x: x.relu()) for last in ((0, 1), (0, 2)))
+    with torch.no_grad():
+        members = DeepEnsemble(same)
+        members(torch.randn(4, 6))
+        assert members.mismatch is None
+        with pytest.warns(SeparateModulesWarning, match="value"):
+            DeepEnsemble(other)(torch.randn(4, 6))

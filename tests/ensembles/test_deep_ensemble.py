@@ -172,7 +172,7 @@ def test_members_are_a_sequence_of_networks():
             members.member(index)
     with pytest.raises(EnfoldError, match=r"networks .*got none"):
         members[5:]
-    assert "3 x Sequential, 249 parameters, engine='auto'" in repr(members)
+    assert repr(members) == "DeepEnsemble(3 x Sequential, 249 parameters, engine='auto')"
 
 
 def test_members_may_be_given_as_members_or_a_module_list():

@@ -13,6 +13,8 @@ from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from fitting import any_network, fitted
 
+CONTRACT = {"members_together": True}
+
 DATA = three_clouds(64, 40, 30)
 
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")

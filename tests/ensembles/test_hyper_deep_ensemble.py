@@ -21,6 +21,8 @@ from enfold.networks import MLP
 from enfold.train import TrainConfig, fit
 from fitting import any_network, fitted
 
+CONTRACT = {"options": {"candidates": 4}}
+
 pytestmark = pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.FewerCandidatesWarning")
 
 PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.05, weight_decay=0.01, select="last")

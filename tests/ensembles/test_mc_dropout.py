@@ -20,6 +20,8 @@ from enfold.train import TrainConfig
 from fitting import any_network, fitted
 from specimens import Apply
 
+CONTRACT = {"options": {"inject": 0.2}}
+
 
 def encoder(sequence_first: bool = False) -> nn.Module:
     """Dropout in a transformer layer: in the attention, in the residual branches and between the linear layers."""

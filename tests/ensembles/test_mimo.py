@@ -22,6 +22,8 @@ from enfold.train import TrainConfig, fit
 from fitting import any_network, fitted
 from zoo import Apply
 
+CONTRACT = {"members_together": True}
+
 
 def blobs(count=120, classes=3, features=6):
     """Classes that overlap a little."""
@@ -243,9 +245,9 @@ def test_layers_may_be_named():
     network = nn.Sequential(
         nn.BatchNorm1d(6, affine=False, track_running_stats=False), nn.Linear(6, 8), nn.Linear(8, 3)
     )
-    assert MIMO(network, 2, first="1", last="2").module[1].in_features == 12
-    with pytest.raises(EnfoldError, match=r"last= must name .* got 'head': choose one of 1, 2"):
-        MIMO(network, 2, last="head")
+    assert MIMO(network, 2, first_layer="1", last_layer="2").module[1].in_features == 12
+    with pytest.raises(EnfoldError, match=r"last_layer= must name .* got 'head': choose one of 1, 2"):
+        MIMO(network, 2, last_layer="head")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_invalid_options_are_refused(settings, message):
 
 def test_invalid_networks_and_inputs_are_refused():
     words = Apply(lambda net, x: net.head(net.embed(x).mean(1)), embed=nn.Embedding(9, 4), head=nn.Linear(4, 2))
-    with pytest.raises(EnfoldError, match=r"got 'embed' \(Embedding\): name the right one with first="):
+    with pytest.raises(EnfoldError, match=r"got 'embed' \(Embedding\): name the right one with first_layer="):
         MIMO(words)
     tied = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     tied[2].weight = tied[0].weight
@@ -275,7 +277,7 @@ def test_invalid_networks_and_inputs_are_refused():
         MIMO(unsqueezed)(torch.randn(2, 8, 8))
     other_last = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Conv2d(12, 4, 1))
     with pytest.raises(EnfoldError, match=r"3 C channels, got \(2, 4, 6, 6\)"):
-        MIMO(other_last, last="1")(torch.randn(2, 3, 8, 8))
+        MIMO(other_last, last_layer="1")(torch.randn(2, 3, 8, 8))
     with pytest.raises(EnfoldError, match="one tensor"):
         MIMO(any_network())({"x": torch.randn(2, 6)})
 
@@ -343,14 +345,14 @@ def test_layers_with_more_than_their_weights_are_refused_by_name_before_anything
 
 def test_tensors_that_a_class_of_its_own_adds_are_refused_by_name():
     with pytest.raises(EnfoldError, match=r"'2'.*'scale'"):
-        MIMO(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), Scaled(4, 3)), 3, last="2")
+        MIMO(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), Scaled(4, 3)), 3, last_layer="2")
     with pytest.raises(EnfoldError, match=r"'1'.*'scale'"):
         PackedEnsemble(nn.Sequential(nn.Linear(6, 4), Scaled(4, 4), nn.Linear(4, 3)), 2)
 
 
 def test_a_subclass_with_another_forward_is_widened():
     network = nn.Sequential(Padded(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
-    assert MIMO(network, 3, first="0")(torch.randn(2, 3, 5, 5)).shape == (3, 2, 2)
+    assert MIMO(network, 3, first_layer="0")(torch.randn(2, 3, 5, 5)).shape == (3, 2, 2)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -364,4 +366,24 @@ def test_quantisation_by_channel_is_refused_by_name_before_anything_runs():
     network = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3), fake)
     network(torch.randn(4, 6))
     with pytest.raises(EnfoldError, match="'3'"):
-        MIMO(network, 3, last="2")
+        MIMO(network, 3, last_layer="2")
+
+
+class Checked(nn.Module):
+    """A network that checks its inputs with an assertion or an error of another kind."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.layer, self.error = nn.Linear(4, 3), error
+
+    def forward(self, inputs):
+        if inputs.shape[1] != 4:
+            raise self.error
+        return self.layer(inputs)
+
+
+@pytest.mark.parametrize("error", [ValueError("expected 4 channels"), AssertionError(), RuntimeError()])
+def test_a_network_that_checks_the_width_of_its_inputs_is_refused(error):
+    members = MIMO(Checked(error), num_members=2)
+    with pytest.raises(EnfoldError, match=str(error) or type(error).__name__):
+        members(torch.zeros(5, 4))

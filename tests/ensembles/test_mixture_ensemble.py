@@ -16,6 +16,8 @@ from enfold.metrics import disagreement
 from enfold.networks import MLP, ResNet, ViT, WideResNet
 from enfold.train import TrainConfig, fit
 
+CONTRACT = {"members_together": True}
+
 PLAIN = {"max_templates": 1, "counts": "templates", "init": "network", "spread": 0.0}
 
 

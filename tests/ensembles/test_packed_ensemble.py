@@ -16,6 +16,8 @@ from enfold.train import TrainConfig, fit
 from fitting import any_network, fitted
 from zoo import Apply
 
+CONTRACT = {"members_together": True}
+
 
 def cnn() -> nn.Module:
     return nn.Sequential(

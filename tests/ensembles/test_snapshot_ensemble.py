@@ -16,6 +16,8 @@ from enfold.errors import EnfoldError
 from enfold.train import TrainConfig, fit
 from fitting import any_network, fitted
 
+CONTRACT = {"members_together": True}
+
 DATA = three_clouds(64, 40, 30)
 PLAN = TrainConfig(epochs=6, batch_size=16, lr=0.05)
 

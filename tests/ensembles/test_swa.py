@@ -16,6 +16,8 @@ from enfold.evaluate import predict
 from enfold.train import TrainConfig, fit
 from fitting import any_network, fitted
 
+CONTRACT = {"options": {"num_members": 1}, "members_together": True}
+
 DATA = three_clouds(64, 32, 32)
 PLAN = TrainConfig(epochs=6, batch_size=16, optimizer="sgd", lr=0.1)
 

@@ -20,6 +20,8 @@ from enfold.evaluate import predict
 from enfold.train import TrainConfig, fit
 from fitting import any_network, fitted
 
+CONTRACT = {"copies": 22}  # a mean, a variance and 20 deviations
+
 DATA = three_clouds(64, 32, 32)
 PLAN = TrainConfig(epochs=8, batch_size=16, optimizer="sgd", lr=0.3)
 

@@ -64,7 +64,10 @@ WARNINGS = {  # the class's name here -> the name in the goldens
     "BufferMismatchWarning": "different_buffers",
     "UnusedParameterWarning": "unused_parameter",
 }
-REFUSALS = {"EnfoldError": "refused"}  # the exception's name here -> the name in the goldens; others as they are
+REFUSALS = {  # the name of the exception here -> the name in the goldens; others unchanged
+    "EnfoldError": "refused",
+    "UnsuitableNetwork": "refused",
+}
 
 
 def warning_name(category: type[Warning]) -> str | None:
@@ -331,7 +334,7 @@ MERGES: dict[str, Callable[[Any], nn.Module]] = {
         models, data(), likeness="second_moment", watch="outputs"
     ),
     "c2m3": lambda models: merging.c2m3(models, data(), iterations=30),
-    "c2m3+uniform": lambda models: merging.c2m3(models, data(), init="uniform", iterations=30),
+    "c2m3+uniform": lambda models: merging.c2m3(models, data(), start="uniform", iterations=30),
     "cca_merge": lambda models: merging.cca_merge(models, data()),
     "merge_many": lambda models: merging.merge_many(models, data()),
     "ot_fusion": lambda models: merging.ot_fusion(models, data()),

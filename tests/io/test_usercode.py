@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from enfold.errors import EnfoldError
-from enfold.io.usercode import resolve
+from enfold.errors import EnfoldError, UserCodeError
+from enfold.io.usercode import code_digest, reporting, resolve
 
 
 @pytest.fixture
@@ -87,3 +87,44 @@ def test_a_failing_file_can_be_corrected(here):
     assert set(sys.modules) == before
     (here / "own.py").write_text("def make(): return 1")
     assert resolve("own.py:make")() == 1
+
+
+def test_only_what_a_file_defines_itself_is_offered(here):
+    (here / "own.py").write_text("from pathlib import Path\nimport sys\nvalue = 3\ndef make_net(): pass\n")
+    with pytest.raises(EnfoldError, match=r"got make_net: did you mean 'own\.py:make_net'") as caught:
+        resolve("own.py:make_nets")
+    assert "Path" not in str(caught.value)
+    with pytest.raises(EnfoldError, match=r"defines make_net: write own\.py:make_net"):
+        resolve("own.py")
+
+
+def test_the_digest_of_code_follows_the_users_files_only(here):
+    (here / "own.py").write_text("import other_file_here")
+    (here / "other_file_here.py").write_text("VALUE = 1")
+    before = code_digest("own.py:make")
+    (here / "other_file_here.py").write_text("VALUE = 2")
+    assert code_digest("own.py:make") == before, "files that it imports are not included"
+    (here / "own.py").write_text("import other_file_here\n")
+    assert code_digest("own.py:make") != before
+    assert code_digest("torch.nn:Linear") is None
+    assert code_digest("json:loads") is None
+    assert code_digest("absent.py:make") is None
+    assert "other_file_here" not in sys.modules
+
+
+def test_exceptions_of_user_code_are_reported_with_the_line(here):
+    (here / "own.py").write_text(
+        "import torch\ndef fail():\n    torch.ones(2) @ torch.ones(3)\ndef refuse():\n    raise E"
+    )
+    fail, refuse = resolve("own.py:fail"), resolve("own.py:refuse")
+    with (
+        pytest.raises(UserCodeError, match=r"^this must run .* RuntimeError: .* \(line 3 of .*own\.py\)"),
+        reporting("this"),
+    ):
+        fail()
+    refuse.__globals__["E"] = EnfoldError("as it is")
+    with pytest.raises(EnfoldError, match=r"^as it is$"), reporting("this"):
+        refuse()
+    refuse.__globals__["E"] = MemoryError("as it is")
+    with pytest.raises(MemoryError), reporting("this", always=True):
+        refuse()

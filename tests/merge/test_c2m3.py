@@ -38,7 +38,7 @@ def test_permuted_copies_average_to_the_original(name):
 def test_copies_are_found_from_their_own_orders_by_steps_of_the_best_length():
     """All members move together: with full steps they would miss each other."""
     members, network, data = planted("deep", 3)
-    assert_back(c2m3(members, data, init="identity", repair="none"), network, data)
+    assert_back(c2m3(members, data, start="identity", repair="none"), network, data)
 
 
 @pytest.mark.parametrize("name", ["deep", pytest.param("attending", marks=pytest.mark.slow), "experts"])
@@ -52,7 +52,7 @@ def test_each_step_has_the_best_length(name, monkeypatch):
 
     monkeypatch.setattr(_Universe, "gradient", spied)
     members, _, data = planted(name, 3)
-    align(members, data, method="c2m3", init="identity", iterations=10)
+    align(members, data, method="c2m3", start="identity", iterations=10)
     reached = [value(matrices) for matrices, _, value in ways]
     for (here, towards, value), (_, found) in zip(ways, pairwise(reached), strict=False):
         assert found >= max(value(_interpolate(here, towards, step / 20)) for step in range(21)) - 1e-9
@@ -63,7 +63,7 @@ def test_each_step_has_the_best_length(name, monkeypatch):
 def test_matches_agree_around_a_cycle(start):
     make, shape = NETWORKS["deep"]
     members, data = DeepEnsemble([drawn(make, seed) for seed in range(3)]), pixels(shape)
-    matched = align(members, data, method="c2m3", init=start, iterations=30)
+    matched = align(members, data, method="c2m3", start=start, iterations=30)
     orders = [
         order_of(one.hidden[0].weight.detach(), other.hidden[0].weight.detach())
         for one, other in zip(members, matched, strict=True)
@@ -82,7 +82,7 @@ def test_the_objective_is_never_below_its_start(start, count):
     make, shape = NETWORKS["deep"]
     members, data = DeepEnsemble([drawn(make, seed) for seed in range(count)]), pixels(shape)
     begun = align(members, data) if start == "matched" else members
-    found = align(members, data, method="c2m3", init=start, iterations=30)
+    found = align(members, data, method="c2m3", start=start, iterations=30)
     assert objective(found) >= objective(begun) - 1e-6
     assert objective(found) > objective(members)
 
@@ -97,7 +97,7 @@ def test_worse_orders_are_rejected(noise):
         for parameter in (parameter for network in networks for parameter in network.parameters()):
             parameter.add_(noise * torch.randn(parameter.shape, generator=source))
     members = DeepEnsemble(networks)
-    found = align(members, data, method="c2m3", init="uniform", iterations=0)
+    found = align(members, data, method="c2m3", start="uniform", iterations=0)
     for name, tensor in members.expand().items():
         assert torch.equal(found.expand()[name], tensor)
 
@@ -109,7 +109,7 @@ def test_it_stops_after_the_patience(monkeypatch):
 
     def taken(**settings: float) -> int:
         steps.clear()
-        align(members, data, method="c2m3", init="identity", **settings)
+        align(members, data, method="c2m3", start="identity", **settings)
         return len(steps)
 
     assert [taken(gain=1e9, patience=patience) for patience in (1, 2, 3)] == [1, 2, 3]  # any gain is little
@@ -145,8 +145,8 @@ def test_two_members_with_one_hidden_layer_are_matched_optimally():
 
 
 def test_unknown_starts_are_refused():
-    with pytest.raises(EnfoldError, match="init"):
-        c2m3(None, None, init="warm")
+    with pytest.raises(EnfoldError, match="start"):
+        c2m3(None, None, start="warm")
 
 
 @pytest.mark.parametrize("settings", [{"iterations": -1}, {"patience": 0}, {"gain": float("nan")}])

@@ -152,7 +152,7 @@ SINGULAR = {f"{dead} dead": (partial(Dying, dead), (6,)) for dead in (1, 2, 4, 8
 
 
 @pytest.mark.parametrize("name", SINGULAR)
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_permuted_copies_average_to_the_original_with_singular_covariances(monkeypatch, name, count, seed):
     monkeypatch.setattr("planted.drawn", as_made)

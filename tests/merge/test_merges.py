@@ -1,4 +1,4 @@
-"""What every merge of the registry keeps to with batch norms, repairs, and a single member."""
+"""What every merge with the option `repair` keeps to with batch norms, repairs, and a single member."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enfold import merge
 from enfold.engines.skeleton import read_state
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.merge import repair
 from enfold.merge.common.states import states_of
+from enfold.registry import methods
 from enfold.symmetry import match_state, symmetries
 from enfold.train import TrainConfig
+from fine_tuned import BASED, moved
 from planted import convolutional, drawn, pixels
 
 PLAN = TrainConfig(epochs=1, batch_size=32, optimizer="adam", weight_decay=0.0, select="last")
-OTHERS = ("align", "repair", "soup_weights")  # functions that do not make a network from members
-MERGES = {name: getattr(merge, name) for name in merge.__all__ if name not in OTHERS}
+MERGES = {name: each.target for name, each in methods("merge").items() if "repair" in each.arguments}
 BRIEF = {"perm_avg": {"config": PLAN, "matched": 12.0}, "straight_through": {"epochs": 2}, "soup": {"kind": "uniform"}}
+BRIEF |= {"wise_ft": {"alpha": 0.7}, "fisher": {"examples": 16}}
 DATA = pixels()
 NORM, HIDDEN = "1", ("0", "4")  # the batch norm, and the convolutions, of which it follows the first and undoes repairs
 every_merge = pytest.mark.parametrize("name", MERGES)
 
 
 def run(name: str, members: DeepEnsemble, **options: object) -> nn.Module:
-    """The result of a merge, with short training if it trains."""
-    return MERGES[name](members, DATA, **BRIEF.get(name, {}), **options)
+    """The result of a merge, with short training if it trains, and members' moved weights as the base it needs."""
+    base = {"base": moved(members.member(0))} if name in BASED else {}
+    return MERGES[name](members, DATA, **{**BRIEF.get(name, {}), **base, **options})
 
 
 def some_members(count: int) -> DeepEnsemble:
@@ -134,7 +136,9 @@ def test_a_member_that_is_not_finite_is_named(name):
 @every_merge
 def test_a_single_member_is_returned_unchanged(name):
     members, expected = some_members(1).train(), drawn(convolutional)
-    for settings in ({}, {"repair": "repair"}):
+    own = {"base": moved(expected)} if name in BASED else {}
+    own |= {"alpha": 1.0} if name == "wise_ft" else {}
+    for settings in (own, {"repair": "repair", **own}):
         network = MERGES[name](members, DATA, **settings)
         assert not network.training
         assert_same(network, expected)

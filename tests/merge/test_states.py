@@ -232,7 +232,7 @@ def test_units_of_raw_parameters_give_a_warning(data: Data) -> None:
         (Split(torch.zeros(0, 4), torch.zeros(0, dtype=torch.long)), "got none"),
         ([], "got none"),
         (iter(()), "train"),
-        ([{"inputs": torch.zeros(2, 4)}], "train"),
+        ([{"inputs": torch.zeros(2, 4)}], "target"),
     ],
     ids=["split", "list", "iterator", "dictionaries"],
 )

@@ -11,6 +11,7 @@ from enfold.metrics import (
     METRICS,
     DensePredictions,
     accuracy,
+    calibration,
     class_dice,
     class_iou,
     confusion,
@@ -75,4 +76,5 @@ def test_blocks_of_rows_do_not_change_a_metric(monkeypatch):
     p = dense()
     expected = {name: metric(p) for name, metric in metrics_for(p).items()}
     monkeypatch.setattr(distributions, "AT_ONCE", 400)
+    monkeypatch.setattr(calibration, "AT_ONCE", 1200)
     assert {name: metric(p) for name, metric in metrics_for(p).items()} == pytest.approx(expected, rel=1e-14)

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -422,3 +424,35 @@ def test_options_of_a_new_run_are_refused_when_a_method_is_added(enfold, finishe
         assert (done.code, str(flags[0]) in done.err) == (2, True), done.err
     done = enfold("train", finished.parent / "new", "--label", "x")
     assert (done.code, "--label" in done.err) == (2, True)
+
+
+def test_help_lists_the_methods_and_the_options_of_the_one_that_is_named(enfold, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for verb, kind, name in (
+        ("train", "ensemble", "batch_ensemble"),
+        ("distill", "distill", "kd"),
+        ("merge", "merge", "zipit"),
+    ):
+        done = enfold(verb, "--help")
+        assert (done.code, [each for each in methods(kind) if each not in done.out]) == (0, [])
+        method = methods(kind)[name]
+        done = enfold(verb, "RUN", name.replace("_", "-"), "--help")
+        assert (done.code, [option for option in method.arguments if f"{option} (" not in done.out]) == (0, [])
+        assert "enfold methods mine.py:f --trust-code" in enfold(verb, "RUN", "mine.py:f", "--help").out
+
+
+def test_the_settings_of_training_are_listed_as_options(enfold) -> None:
+    row = json.loads(enfold("methods", "train", "--json").out)
+    names = [option["name"] for option in row["options"]]
+    assert {"epochs", "lr", "select"} <= set(names)
+    assert not {"seed", "device"} & set(names), "options of a run"
+    assert all(option["help"] for option in row["options"])
+    shown = enfold("methods", "train").out
+    assert all(name in shown for name in names)
+    assert "enfold methods train" in enfold("run", "--help").out
+
+
+@pytest.mark.parametrize("module", ["enfold", "enfold.cli"])
+def test_the_package_is_a_program(module, tmp_path) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout.split()[0]) == (0, "enfold")

@@ -171,6 +171,10 @@ def test_a_wrong_option_of_a_step_is_one_sentence(method: str, line: str, says: 
         ("steps: [{label: x}]\n", "r.yaml, line 1: 'method' of step 'x' must be given"),
         ("seeds: [1, x]\n", "r.yaml, line 1: value 2 of 'seeds' must be an integer, got 'x'"),
         ("steps: 3\n", "r.yaml, line 1: 'steps' must be a list, got '3'"),
+        ("sizes: [true]\n", "r.yaml, line 1: value 1 of 'sizes' must be an integer, got 'True'"),
+        ("data: {train_size: true}\n", "r.yaml, line 1: 'train_size' of data must be a number, got 'True'"),
+        ("data: {seed: 2.0}\n", "r.yaml, line 1: 'seed' of data must be an integer, got '2.0'"),
+        ("train: {epochs: 1e20}\n", "r.yaml, line 1: 'epochs' of train must be an integer, got '1e+20'"),
     ],
 )
 def test_a_value_of_another_type_is_one_sentence(text: str, says: str) -> None:
@@ -198,3 +202,24 @@ def test_text_that_looks_like_a_number_stays_text() -> None:
 def test_a_number_in_quotes_says_what_to_do() -> None:
     with pytest.raises(EnfoldError, match=r"'lr' of train must be a number, got the text '0.001': remove the qu"):
         parse_recipe("data: digits", overrides=["train.lr='0.001'"])
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("train: {epochs: 100000000000000000000}\n", "'epochs' of train"),
+        ("train: {lr: .inf}\n", "'lr' of train"),
+        ("train: {milestones: [30, 60]}\n", "'milestones' of train"),
+        ("data: {size: -3}\n", "'size' of data"),
+        ("seeds: [true]\n", "'seeds'"),
+        ("trajectory: {every: 0}\n", "'trajectory'"),
+        ("ood: [noise]\n", "'ood' is not valid: noise must have a kind"),
+        ("ood: [{noise: uniform, examples: 100000000000000000000}]\n", "'ood'"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(text: str, field: str) -> None:
+    with pytest.raises(EnfoldError) as raised:
+        parse_recipe(text, "r.yaml")
+    assert str(raised.value).startswith("r.yaml, line 1: ")
+    assert field in str(raised.value)
+    assert "\n" not in str(raised.value)

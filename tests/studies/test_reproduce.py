@@ -343,6 +343,7 @@ def check_written(out: Path, name: str) -> dict[str, object]:
     return content
 
 
+@pytest.mark.slow
 def test_a_figure_at_the_smoke_scale_and_again_without_work(studies, tmp_path: Path, monkeypatch) -> None:
     words = ("permavg-analyses", "--out", tmp_path, "--scale", "smoke")
     done = studies(*words)

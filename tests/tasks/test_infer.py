@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from enfold.errors import EnfoldError, UnsupportedOutput
-from enfold.tasks import Classification, as_task
+from enfold.tasks import Classification, FirstBatchTask, StudentTask, as_task, current_task, known_task
 from enfold.tasks.binary import Binary
 from enfold.tasks.multilabel import Multilabel
 from enfold.tasks.regression import Regression
@@ -113,3 +113,28 @@ def test_unknown_names_are_refused():
 def test_classes_are_predicted_without_targets():
     found = as_task(None).predict(torch.zeros(2, 6, 3))
     torch.testing.assert_close(found.mean, torch.full((6, 3), 1 / 3))
+
+
+# Tasks that are known after the first batch
+
+
+def test_the_task_of_a_student_follows_from_its_own_outputs():
+    teacher = Regression(head="gaussian", variance="softplus")
+    for width, head in ((1, "point"), (2, "gaussian"), (3, "uncertainty")):
+        task = StudentTask(teacher=teacher)
+        assert known_task(task) is None
+        assert task.resolve(torch.zeros(1, 6, width), torch.randn(6)).head == head
+        assert known_task(task).head == head
+        assert known_task(task).variance == "softplus"
+    classes = StudentTask(teacher=as_task(None))
+    assert type(classes.resolve(torch.zeros(1, 6, 3), torch.zeros(6).long())) is Classification
+
+
+def test_a_task_keeps_what_follows_from_the_first_batch():
+    task = FirstBatchTask(given=Regression(head="gaussian"))
+    assert task.resolve(torch.ones(1, 6, 2, 4, 5), torch.zeros(6, 4, 5)).axis == 1
+    assert current_task(task).axis == 1
+    assert current_task(task).predict(torch.ones(1, 6, 2, 4, 5)).mean.shape == (6, 1, 4, 5)
+    dense = FirstBatchTask(given=Classification())
+    dense.resolve(torch.zeros(1, 6, 3, 4, 5), torch.zeros(6, 4, 5).long())
+    assert current_task(dense).class_axis == 1

@@ -15,8 +15,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from enfold.cli import run_commands, view_commands
+from enfold.cli.help import command_with_methods
 from enfold.cli.options import say
-from enfold.errors import EnfoldError, WriteError
+from enfold.errors import EnfoldError, UserCodeError, WriteError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,11 +26,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="enfold: one network with the quality of an ensemble.\n\n"
     "Start with `enfold demo`. Then run a recipe, `enfold run RECIPE OUT`, or work step by step: "
-    "`enfold train RUN`, `enfold distill RUN kd`, `enfold merge RUN weight-matching`, `enfold report RUN`. "
+    "`enfold train RUN`, `enfold compress RUN`, `enfold distill RUN kd`, `enfold merge RUN weight-matching`, "
+    "`enfold report RUN`. "
     "`enfold COMMAND --help` shows examples, `enfold methods NAME` the options of a method.",
 )
 
-RESUMABLE = ("demo", "run", "train", "distill", "merge", "evaluate", "analyse")
+RESUMABLE = ("demo", "run", "train", "distill", "merge", "compress", "evaluate", "analyse")
 STOPPED = 128  # plus the number of the signal: the exit code of what was stopped by it
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # in torch's words
@@ -58,6 +60,7 @@ VERBS = (
     run_commands.train,
     run_commands.distill,
     run_commands.merge,
+    run_commands.compress,
     run_commands.evaluate,
     run_commands.drop,
     view_commands.report,
@@ -66,18 +69,20 @@ VERBS = (
     view_commands.data,
     view_commands.doctor,
 )
+METHODS_OF = {"train": "ensemble", "distill": "distill", "merge": "merge"}
 for _verb in VERBS:
-    app.command()(_verb)
+    _kind = METHODS_OF.get(_verb.__name__)
+    app.command(cls=None if _kind is None else command_with_methods(_kind))(_verb)
 app.add_typer(view_commands.analyse, name="analyse")
 
 
 def main() -> None:
-    """Run the command line; an error is one line on stderr, with exit code 2 for the user's and 1 for the machine's."""
+    """Run the command line; an error is one line on stderr, with exit code 2 for the input and 1 for what failed."""
     with _stopped_by_signals() as received:
         try:
             app()
         except EnfoldError as error:
-            _leave(" ".join(str(error).split()), 1 if isinstance(error, WriteError) else 2)
+            _leave(" ".join(str(error).split()), 1 if isinstance(error, WriteError | UserCodeError) else 2)
         except (KeyboardInterrupt, SystemExit) as stopped:
             if isinstance(stopped, SystemExit) and stopped.code != STOPPED + signal.SIGINT and not received:
                 raise

@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from enfold.arguments import arguments_of
 from enfold.data import catalogue, check
 from enfold.errors import EnfoldError
 from enfold.io.usercode import looking_in
 from enfold.registry import PACKAGES as KINDS
 from enfold.registry import Method, find_any, methods, use_of
 from enfold.run.step_methods import has_own_number
+from enfold.train import TrainConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+SETTINGS = "train"
+"""The name under which `enfold methods` shows the settings of training."""
+
+NOT_SET = ("device", "seed")  # fields of TrainConfig that are options of a run: --device, seeds
 
 PACKAGES = (  # package, extra, purpose
     ("torch", "", "networks and training"),
@@ -73,6 +80,22 @@ def method_table(row: dict[str, Any]) -> Table:
     for option in row["options"]:
         table.add_row(option["name"], option["type"], option["default"], option["help"])
     return table
+
+
+def settings_row() -> dict[str, Any]:
+    """Return the settings of training in the form of a method."""
+    options = [
+        {"name": name, "type": argument.type_name, "default": argument.default_text, "help": argument.help}
+        for name, argument in arguments_of(TrainConfig).items()
+        if name not in NOT_SET
+    ]
+    idea = "The settings of training: `train:` of a recipe or step, --set train.NAME=VALUE, fit(..., NAME=VALUE)."
+    return {"name": SETTINGS, "kind": "settings", "idea": idea, "use": "--set train.epochs=5", "options": options}
+
+
+def option_lines(row: dict[str, Any]) -> list[str]:
+    """Return the options of a method as a Markdown list, for help texts."""
+    return [f"- `{each['name']}` ({each['type']}; {each['default']}): {each['help']}" for each in row["options"]]
 
 
 def find_methods(name: str, trust_code: bool = False) -> list[Method]:

@@ -14,7 +14,11 @@ from enfold.errors import EnfoldError, MissingExtra
 from enfold.progress import printable
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a value of the recipe: --set train.epochs=5")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Change a value of the recipe: --set train.epochs=5; `enfold methods train` lists the training settings.",
+    ),
 ]
 Seeds = Annotated[
     list[int] | None, typer.Option("--seed", help="Seed to run; repeat for several seeds and standard deviations.")
@@ -31,12 +35,12 @@ Options = Annotated[
     typer.Option(
         "--set",
         help="An option of the method or a key of the step: --set temperature=4 --set train.epochs=5 --set first=2; "
-        "`enfold methods METHOD` lists them.",
+        "`enfold methods METHOD` lists its options, `enfold methods train` the training settings.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of the run; the first by default.")]
 MethodName = Annotated[
-    str, typer.Argument(help="A method, or mine.py:name with --trust-code; `enfold methods` lists them.")
+    str, typer.Argument(help="A method, or mine.py:name with --trust-code; METHOD --help shows its options.")
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run with trained members.")]
 

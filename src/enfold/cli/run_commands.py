@@ -19,6 +19,7 @@ from enfold.cli.options import (
     Overrides,
     Resume,
     Run,
+    Seed,
     Seeds,
     Trust,
     print_json,
@@ -93,7 +94,7 @@ def run(
 def train(
     out: Annotated[Path, typer.Argument(metavar="RUN", help="A new run directory; with METHOD an existing run.")],
     method: Annotated[
-        str | None, typer.Argument(help="An ensemble method to add to RUN; `enfold methods` lists them.")
+        str | None, typer.Argument(help="An ensemble method to add to RUN; METHOD --help shows its options.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A name (see `enfold data`), a path, or module:function. [fashion-mini]")
@@ -109,7 +110,11 @@ def train(
     label: Label = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A value of the recipe: train.epochs=5; with METHOD an option of it: rank=2."),
+        typer.Option(
+            "--set",
+            help="A value of the recipe: train.epochs=5; with METHOD an option of it: rank=2. `enfold methods train` "
+            "lists the training settings.",
+        ),
     ] = None,
     seeds: Seeds = None,
     device: Device = "cpu",
@@ -152,9 +157,8 @@ def train(
     content |= {"data": {"source": data or "fashion-mini"}, "network": network or "mlp"}
     optional = {"members": members, "checkpoints": checkpoints}
     content |= {key: value for key, value in optional.items() if value is not None}
-    for change in _changes(overrides, seeds):
-        apply_override(content, change)
-    recipe = make_recipe(content, "the command line")
+    changes = {apply_override(content, change): f"--set {change}" for change in _changes(overrides, seeds)}
+    recipe = make_recipe(content, "the command line", overrides=changes)
     _run(recipe, out, device, resume=resume, as_json=as_json, dry_run=dry_run, train_only=True, trust_code=trust_code)
 
 
@@ -224,6 +228,66 @@ def merge(
     """
     added = {key: value for key, value in {"init": init, "first": first}.items() if value is not None}
     _add("merge", run_directory, method, label, added, overrides, device, as_json=as_json, trust_code=trust_code)
+
+
+def compress(
+    run_directory: Run,
+    budget: Annotated[str, typer.Option(help="Largest cost of a prediction relative to one member.")] = "1x",
+    time: Annotated[
+        str | None, typer.Option(help="Limit of the search, such as 30m; epochs are shortened to fit.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of the final training; by default those of the run.")
+    ] = None,
+    student: Annotated[
+        str | None, typer.Option(help="Another network to distil into: mlp, resnet20, ..., or file.py:function.")
+    ] = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; compress/ of the seed by default.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+    trust_code: Trust = False,
+) -> None:
+    """Find the single network to ship in place of a run's members, and explain the choice.
+
+    Members are diagnosed, merges and distillations are tried, and the best on validation examples is written beside a
+    report. An interrupted search continues.
+
+    **Examples**
+
+        enfold compress runs/mine
+
+        enfold compress runs/mine --time 30m --epochs 40
+
+        enfold compress runs/mine --budget 0.5x --student small.py:make --trust-code
+    """
+    from enfold.cli.preflight import check_device, open_trusted
+    from enfold.compress import compress as search
+    from enfold.run.analyses import home
+    from enfold.run.execute import find_seed
+    from enfold.run.lock import writing
+
+    check_device(device)
+    opened, recipe = open_trusted(run_directory, trust_code)
+    chosen = find_seed(opened, recipe, seed, device)
+    config = recipe.members_config(chosen.seed, device)
+    folder = home("compress", chosen, out)
+    with writing(opened.path if out is None else out):
+        result = search(
+            chosen.members(),
+            chosen.data,
+            budget=budget,
+            time=time,
+            student=None if student is None else chosen.network_factory(student),
+            folder=folder / "trials",
+            config=config if epochs is None else config.replace(epochs=epochs),
+        )
+        result.save(folder)
+    if as_json:
+        print_json({"run": str(opened.path), "seed": chosen.seed, **result.as_dict()})
+        return
+    say(str(result))
+    say(f"written to {folder}: network.safetensors, report.html, compress.json")
 
 
 def evaluate(
@@ -305,19 +369,19 @@ def _add(
     from enfold.io.usercode import is_reference
     from enfold.run import add_step, execute
     from enfold.run.override import apply_override
+    from enfold.run.recipe import code_in
     from enfold.run.specs import default_label
 
     opened, recipe = open_trusted(run_directory, trust_code)
     name = method if is_reference(method) else method.replace("-", "_")
     content: dict[str, Any] = {"method": name, "label": label or default_label({"method": method}), "family": family}
     content |= given
-    for change in overrides or ():
-        apply_override(content, change)
+    given_by = {apply_override(content, change): f"--set {change}" for change in overrides or ()}
     check_device(device)
-    if is_reference(name):
-        show_code(opened, [name])
+    if trust_code:
+        show_code(opened, [each for each in code_in(content) if each not in opened.code(recipe)])
     with opened.writing():
-        recipe = add_step(opened, content, device=device)
+        recipe = add_step(opened, content, device=device, overrides=given_by)
         report(opened, execute(opened, recipe, device=device, only=[content["label"]]), as_json)
 
 

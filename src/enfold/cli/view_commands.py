@@ -208,7 +208,7 @@ def methods(
     as_json: AsJson = False,
     trust_code: Trust = False,
 ) -> None:
-    """List all methods, or describe one with its options: types, defaults and meaning.
+    """List all methods, or describe one with its options: types, defaults and meaning; `train` are training settings.
 
     **Examples**
 
@@ -219,12 +219,30 @@ def methods(
         enfold methods kd --json
 
         enfold methods mine.py:my_merge --trust-code
+
+        enfold methods train
     """
-    from enfold.cli.listings import find_methods, method_row, method_rows, method_table, methods_table
+    from enfold.cli.listings import (
+        SETTINGS,
+        find_methods,
+        method_row,
+        method_rows,
+        method_table,
+        methods_table,
+        settings_row,
+    )
 
     if name is None:
         rows = method_rows()
         print_json(rows) if as_json else console().print(methods_table(rows))
+        return
+    if name == SETTINGS:
+        row = settings_row()
+        if as_json:
+            print_json(row)
+        else:
+            say(f"{row['idea']}\n")
+            console().print(method_table(row))
         return
     found = find_methods(name, trust_code)
     rows = [method_row(each) for each in found]
@@ -232,7 +250,8 @@ def methods(
         print_json(rows if len(rows) > 1 else rows[0])
         return
     for each, row in zip(found, rows, strict=True):
-        say(f"{row['name']} ({row['kind']}): {row['idea']}\n\n{each.reference}\n\nUse: {row['use']}\n")
+        lines = [f"{row['name']} ({row['kind']}): {row['idea']}", each.reference, f"Use: {row['use']}\n"]
+        say("\n\n".join(filter(None, lines)))
         console().print(method_table(row))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from enfold.data.arrays import as_inputs
 from enfold.data.dataset import Data, Part, Split
 from enfold.data.tree import count_examples, describe, first_examples, map_tensors, tensors
-from enfold.data.unpack import Batches, Unpack, Unpacked, count_inputs
+from enfold.data.unpack import TARGETS, Batches, Unpack, Unpacked, count_inputs
 from enfold.errors import EnfoldError
 
 Examples = Data | Part | Dataset[Any] | tuple[Any, ...]
 """Accepted by `fit`, `distill`, `merge` and `evaluate`: a DataLoader or another iterable of batches, a Dataset, a pair
-(inputs, targets) of tensors or numpy arrays, a `Split`, or a built-in data set."""
+(inputs, targets) of tensors or numpy arrays, a dictionary of them with `labels`, a `Split`, or a built-in data set."""
 
 EMPTY: list[Any] = []
 ACCEPTED = "a DataLoader, a Dataset, a pair (inputs, targets) of tensors or arrays, or a data set of enfold.data.load"
@@ -40,8 +40,8 @@ def as_data(
         val: Validation examples; None for none.
         test: Test examples; None for none.
         batch_size: Batch size for a Dataset, which is wrapped in a DataLoader.
-        unpack: Function that splits a batch of a loader into (inputs, target) or (inputs, target, weights); None for
-            the usual structures of batches.
+        unpack: Function that splits a batch into (inputs, target) or (inputs, target, weights); None for the usual
+            structures of batches.
         network: The network that gets the inputs, by which batches of three elements are understood.
 
     Returns:
@@ -112,15 +112,18 @@ class Reader:
             examples = getattr(examples, name)
         if isinstance(examples, TensorDataset) and len(examples.tensors) == 2:
             examples = examples.tensors
-        if _is_columns(examples):
-            examples = _from_columns(examples, name)
+        if _is_named_columns(examples):
+            examples = _from_named_columns(examples, name)
+        elif _is_columns(examples):
+            examples = _from_columns(examples, name, is_unpacked=self.unpack is not None)
         return examples if isinstance(examples, Split) else self.batches(examples, name)
 
     def batches(self, examples: Any, name: str) -> Part:
         """Return the batches of a loader or of a Dataset."""
         if isinstance(examples, Dataset):
             shuffle = name == "train" and not isinstance(examples, IterableDataset)
-            examples = DataLoader(examples, batch_size=self.batch_size, shuffle=shuffle)
+            collate = _unchanged if isinstance(examples, Columns) else None
+            examples = DataLoader(examples, batch_size=self.batch_size, shuffle=shuffle, collate_fn=collate)
         is_text = isinstance(examples, str | bytes | dict | Tensor | np.ndarray)
         if hasattr(examples, "iloc") or is_text or not isinstance(examples, Iterable):
             raise EnfoldError(_refusal(examples, name))
@@ -133,6 +136,14 @@ class Reader:
                 batch = first_batch(batches)
             except EnfoldError as error:
                 raise EnfoldError(f"{name}: {error}") from error
+            except TypeError as error:
+                if not str(error).startswith("default_collate"):
+                    raise
+                raise EnfoldError(
+                    f"the examples of {name} must be tensors, numbers, or dicts or tuples of them, got another type "
+                    f"({error}): pass a loader that makes the batches, such as "
+                    "torch_geometric.loader.DataLoader for graphs, or a DataLoader with collate_fn"
+                ) from error
             _check_batch(batch, name)
         return batches
 
@@ -144,9 +155,9 @@ class Reader:
 
 
 class Columns(Dataset[Any]):
-    """Examples in memory whose inputs are several tensors."""
+    """Examples in memory whose inputs are several tensors, or split by the user's function."""
 
-    def __init__(self, columns: tuple[Any, ...]) -> None:
+    def __init__(self, columns: tuple[Any, ...] | dict[str, Any]) -> None:
         self.columns = columns
 
     def __len__(self) -> int:
@@ -154,6 +165,38 @@ class Columns(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return map_tensors(lambda tensor: tensor[index], self.columns)
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        """Return a batch: a DataLoader calls it in place of stacking single examples, which costs more than the batch.
+
+        Args:
+            indices: Indices of the examples.
+        """
+        chosen = torch.tensor(indices)
+        return map_tensors(lambda tensor: tensor[chosen], self.columns)
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _is_named_columns(examples: Any) -> bool:
+    """Return whether this is a dictionary of tensors or arrays with the targets, as a tokenizer returns it."""
+    return isinstance(examples, Mapping) and any(isinstance(each, Tensor | np.ndarray) for each in examples.values())
+
+
+def _from_named_columns(examples: Mapping[str, Any], name: str) -> Columns:
+    columns = {key: _as_column(each, name, is_target=key in TARGETS) for key, each in examples.items()}
+    _require_equal_lengths(columns, describe(examples), name)
+    return Columns(columns)
+
+
+def _require_equal_lengths(columns: Any, given: str, name: str) -> None:
+    lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors(columns)}
+    if len(lengths) != 1:
+        raise EnfoldError(
+            f"the inputs and targets of {name} must have one row per example, got {given}: pass the same number of rows"
+        )
 
 
 def _is_columns(examples: Any) -> bool:
@@ -164,19 +207,14 @@ def _is_columns(examples: Any) -> bool:
     )
 
 
-def _from_columns(examples: Any, name: str) -> Split | Columns:
+def _from_columns(examples: Any, name: str, *, is_unpacked: bool) -> Split | Columns:
     if len(examples) < 2:
         raise EnfoldError(
             f"{name} must be a pair (inputs, targets), got {len(examples)} element: pass (inputs, targets)"
         )
     columns = tuple(_as_column(each, name, is_target=each is examples[-1]) for each in examples)
-    lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors(columns)}
-    if len(lengths) != 1:
-        raise EnfoldError(
-            f"the inputs and targets of {name} must have one row per example, got {describe(examples[0])} and "
-            f"{describe(examples[-1])}: pass the same number of rows"
-        )
-    if len(columns) == 2 and isinstance(columns[0], Tensor):
+    _require_equal_lengths(columns, f"{describe(examples[0])} and {describe(examples[-1])}", name)
+    if len(columns) == 2 and isinstance(columns[0], Tensor) and not is_unpacked:
         return Split(columns[0], columns[1])
     return Columns(columns)
 
@@ -184,7 +222,7 @@ def _from_columns(examples: Any, name: str) -> Split | Columns:
 def _as_column(values: Any, name: str, *, is_target: bool) -> Any:
     """Return inputs or targets as tensors."""
     what = f"the {'targets' if is_target else 'inputs'} of {name}"
-    if isinstance(values, Tensor):
+    if isinstance(values, Tensor) or (values is None and not is_target):
         return values
     if isinstance(values, np.ndarray):
         return _as_targets(values, what) if is_target else as_inputs(values, what)
@@ -241,6 +279,11 @@ def _check_batch(batch: Unpacked | None, name: str) -> None:
         raise EnfoldError(
             f"the inputs of a batch of {name} must be tensors, got a {type(inputs).__name__}: yield tensors from the "
             "loader"
+        )
+    if isinstance(target, bool | int | float) or (isinstance(target, Tensor) and not target.ndim):
+        raise EnfoldError(
+            f"{name} must yield batches, got {describe(inputs)} with the single target {target}: pass "
+            f"DataLoader({name}, batch_size=32) if these are single examples"
         )
     if isinstance(inputs, Tensor) and isinstance(target, Tensor) and count_examples(inputs) != count_examples(target):
         sizes = f"{describe(inputs)} and {describe(target)}"

@@ -79,12 +79,12 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def is_container(tree: Any) -> bool:
-    """Return whether a tree consists of containers of tensors alone, so that its structure is known completely."""
+    """Return whether a tree consists of containers of tensors and None alone, so that its structure is known."""
     if isinstance(tree, Mapping):
         return all(is_container(value) for value in tree.values())
     if isinstance(tree, list | tuple):
         return all(is_container(value) for value in tree)
-    return isinstance(tree, Tensor)
+    return tree is None or isinstance(tree, Tensor)
 
 
 def clone(tree: Any) -> Any:

@@ -101,8 +101,8 @@ def _from_fields(batch: Any, fields: dict[str, Any]) -> Unpacked:
     if target is None:
         raise _no_target(batch)
     weight = next((name for name in WEIGHTS if isinstance(fields.get(name), Tensor)), None)
-    inputs = {name: value for name, value in fields.items() if name not in (target, weight) and value is not None}
-    if not inputs:
+    inputs = {name: value for name, value in fields.items() if name not in (target, weight)}
+    if all(value is None for value in inputs.values()):
         raise EnfoldError(f"a batch must have inputs beside '{target}', got {describe(batch)}: add the inputs")
     return Unpacked(inputs, fields[target], None if weight is None else fields[weight])
 

@@ -29,7 +29,7 @@ from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.io.files import part_file
-from enfold.tasks import Classification, StudentTask, Task, as_task, current_task
+from enfold.tasks import Classification, StudentTask, Task, as_task, current_task, first_batch_task
 from enfold.train import Objective, TrainConfig, fit
 from enfold.train.history import Epoch, warn_if_unchanged
 from enfold.train.optimize import trained_members
@@ -104,7 +104,7 @@ def distill(
     _check_arguments(student, init, loss, perturb, weight_penalty, penalty_reduction, config)
     models = as_teacher(teacher)
     config = loss.configure((config or TrainConfig()).update(settings))
-    config = config.replace(task=as_task(config.task or getattr(models, "task", None)))
+    config = config.replace(task=first_batch_task(config.task or getattr(models, "task", None)))
     data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=_called_network(models, init))
     if outputs is not None and isinstance(models, nn.Module):
         models = copy_network(models)

@@ -2,7 +2,8 @@
 
 tensor or object    network(inputs)
 tuple               network(*inputs), or network(inputs) if it takes a single input
-dictionary          network(**inputs); a single entry of another name is passed by position
+dictionary          network(**inputs); a single entry of another name is passed by position, and an entry of another
+                    name that is None is left out
 """
 
 from __future__ import annotations
@@ -29,15 +30,29 @@ def call_network(network: Callable[..., Any], inputs: Any) -> Any:
         inputs: A tensor, an object, a tuple of inputs, or a dictionary of keyword arguments.
 
     Raises:
-        EnfoldError: If the network does not take a keyword of the inputs.
+        EnfoldError: If the network does not take a keyword of the inputs, or needs more inputs than one.
     """
     if isinstance(inputs, Tensor):
-        return network(inputs)
+        return _call_with_one(network, inputs)
     if isinstance(inputs, Mapping):
         return _call_by_name(network, inputs)
-    if type(inputs) in (tuple, list):
-        return network(inputs) if _parameters(network)[1] == 1 else network(*inputs)
-    return network(inputs)
+    if type(inputs) in (tuple, list) and _parameters(network)[1] != 1:
+        return network(*inputs)
+    return _call_with_one(network, inputs)
+
+
+def _call_with_one(network: Callable[..., Any], inputs: Any) -> Any:
+    try:
+        return network(inputs)
+    except TypeError as error:
+        parameters, required = _parameters(network)
+        if required is None or required < 2:
+            raise
+        raise EnfoldError(
+            f"inputs must be the {required} inputs of {type(network).__name__}.forward({', '.join(parameters)}), got "
+            f"{describe(inputs)}: pass a tuple or dict of inputs, or unpack=, a function that returns them and the "
+            "target of a batch"
+        ) from error
 
 
 def pack_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -55,6 +70,7 @@ def pack_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 def _call_by_name(network: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
     parameters, required = _parameters(network)
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    inputs = {name: value for name, value in inputs.items() if value is not None or name in parameters}
     unknown = [name for name in inputs if name not in parameters]
     if not unknown or takes_any:
         return network(**inputs)

@@ -21,6 +21,8 @@ from enfold.engines.stacked import StackedProgram
 from enfold.engines.vmap import Vmap
 from enfold.errors import EnfoldError
 
+GRADIENT = "gradients of "  # before the name of a parameter
+
 
 def require_engine(name: EngineName) -> EngineName:
     """Return the name; raises EnfoldError if there is no such engine."""
@@ -73,10 +75,12 @@ def make_engine(name: str, skeleton: Skeleton, state: State, inputs: Any) -> Eng
 
 @torch.no_grad()
 def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) -> None:
-    """Compare outputs and buffers of an engine with those of the loop, in both modes, for common and own inputs.
+    """Compare outputs, buffers and gradients of an engine with those of the loop, in both modes.
 
-    A few examples and varied copies of the parameters are used, so that equal members or a layer of zeros hide no
-    difference. Vmap mixes no members and is only required to run.
+    A few examples, common to all members and each member's own, and varied copies of the parameters are used, so that
+    equal members or a layer of zeros hide no difference. Gradients are compared in train mode, because a trace contains
+    neither `torch.no_grad` nor the backward pass of a `torch.autograd.Function`. Vmap mixes no members and is only
+    required to run.
 
     Raises:
         CannotRun: If the engine fails or gives other results.
@@ -85,17 +89,42 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
     few = _choose_examples(inputs, len(next(iter(state.values()))))
     for training in (False, True):
         for each, rows in few:
-            ours, theirs = ({name: tensor.clone() for name, tensor in values.items()} for _ in range(2))
+            grad = training and not each and isinstance(engine, StackedProgram)
             with disable_dropout(skeleton.network, training):
                 try:
-                    expected = Loop(skeleton)(theirs, clone(rows), each)
-                    found = engine(ours, clone(rows), each)
+                    expected = run_once(Loop(skeleton), skeleton, values, rows, each=each, grad=grad)
+                    found = run_once(engine, skeleton, values, rows, each=each, grad=grad)
                 except CannotRun:
                     raise
                 except Exception as error:  # of the user's own forward, or of an operation that cannot be batched
                     raise CannotRun(f"it does not run on a few examples ({error})") from error
             if isinstance(engine, StackedProgram):
-                compare_results({"": expected, **theirs}, {"": found, **ours})
+                compare_results(expected, found)
+
+
+def run_once(
+    engine: Engine, skeleton: Skeleton, values: State, rows: Any, *, each: bool = False, grad: bool = False
+) -> dict[str, Tensor]:
+    """Return the outputs, named "", the buffers and modified parameters, and with `grad` the gradients of the
+    parameters and of the inputs."""
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        state = {name: tensor.clone() for name, tensor in values.items()}
+        leaves = {name: state[name].requires_grad_() for name in skeleton.trainable & state.keys() if grad}
+        versions = {name: tensor._version for name, tensor in state.items()}
+        rows = clone(rows)
+        if grad and isinstance(rows, Tensor) and rows.is_floating_point():
+            leaves["the inputs"] = rows.requires_grad_()
+            rows = rows.clone()  # a network may modify its inputs in place
+        outputs = engine(state, rows, each)
+        if outputs.requires_grad:
+            real = torch.view_as_real(outputs) if outputs.is_complex() else outputs
+            source = torch.Generator().manual_seed(0)
+            real.backward(torch.rand(real.shape, generator=source).to(real) + 0.5)
+    gradients = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    same = {name for name in skeleton.parameters & state.keys() if state[name]._version == versions[name]}
+    after = {name: tensor for name, tensor in state.items() if name not in same}
+    found = {"": outputs, **after, **{f"{GRADIENT}{name}": gradient for name, gradient in gradients.items()}}
+    return {name: tensor.detach() for name, tensor in found.items()}
 
 
 def _choose_examples(inputs: Any, num_members: int) -> list[tuple[bool, Any]]:
@@ -108,13 +137,23 @@ def _choose_examples(inputs: Any, num_members: int) -> list[tuple[bool, Any]]:
 
 
 def compare_results(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Raise CannotRun if outputs (named "") or buffers differ by more than rounding errors."""
+    """Raise CannotRun if outputs (named ""), buffers or gradients differ by more than rounding errors."""
     tolerance = max(1e-3, 8 * torch.finfo(_compute_dtype(expected[""])).eps)
-    for name, tensor in expected.items():
-        scale = tensor.abs().max().clamp_min(1e-6) if tensor.numel() else 1.0
-        if found[name].shape != tensor.shape or not bool(((found[name] - tensor).abs() <= tolerance * scale).all()):
+    sizes = {name: float(tensor.abs().max()) if tensor.numel() else 1.0 for name, tensor in expected.items()}
+    # The gradient of a bias before a batch norm consists of rounding errors alone.
+    floor = 0.1 * max((size for name, size in sizes.items() if name.startswith(GRADIENT)), default=0.0)
+    for name in dict.fromkeys([*expected, *found]):
+        tensor, other, is_gradient = expected.get(name), found.get(name), name.startswith(GRADIENT)
+        size = sizes.get(name, 0.0)
+        allowed = tolerance * (10 * max(size, floor) if is_gradient else max(size, 1e-6))
+        if tensor is None or other is None or other.shape != tensor.shape or not _is_near(other, tensor, allowed):
             what = f"another value of the buffer '{name}'" if name else "other outputs"
+            what = f"other {name}" if is_gradient else what
             raise CannotRun(f"it gives {what} than the members one by one")
+
+
+def _is_near(found: Tensor, expected: Tensor, allowed: float) -> bool:
+    return bool(((found - expected).abs() <= allowed).all())
 
 
 def _compute_dtype(outputs: Tensor) -> torch.dtype:

@@ -25,6 +25,7 @@ from enfold.errors import EnfoldError
 Memo = dict[int, Any]  # copies by the id of the original object, as in `copy.deepcopy`
 NOT_COPIED = (ModuleType, type(threading.Lock()), type(threading.RLock()), threading.Event)
 FREQUENT = frozenset([bool, int, float, str, type(None)])
+CONTAINERS = frozenset([list, set, dict, OrderedDict])
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
 
 
@@ -116,7 +117,7 @@ def _copy_tensor(tensor: Tensor | None, memo: Memo) -> Tensor | None:
 def _copy_constant(value: Any, memo: Memo) -> Any:
     """Return a copy of a constant or of a container of constants; raises TypeError for any other object."""
     kind = type(value)
-    if kind in FREQUENT or isinstance(value, CONSTANTS):
+    if kind in FREQUENT or (kind not in CONTAINERS and isinstance(value, CONSTANTS)):
         return value
     if kind is tuple:
         return tuple(_copy_constant(item, memo) for item in value)
@@ -124,10 +125,12 @@ def _copy_constant(value: Any, memo: Memo) -> Any:
         _copy_constant(value.__defaults__, memo)
         _copy_constant(value.__kwdefaults__, memo)
         return value
-    if kind not in (list, set, dict, OrderedDict):
+    if kind not in CONTAINERS:
         raise TypeError("this object is not a constant")
     if id(value) not in memo:
-        if kind in (list, set):
+        if not value:  # as most of the hooks of a module
+            memo[id(value)] = kind()
+        elif kind in (list, set):
             memo[id(value)] = kind(_copy_constant(item, memo) for item in value)
         else:
             memo[id(value)] = kind((_copy_constant(k, memo), _copy_constant(v, memo)) for k, v in value.items())

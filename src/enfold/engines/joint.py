@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from enfold.data.tree import count_examples, describe, first_examples, repeat_examples
 from enfold.engines.base import CannotRun, Engine, Loop
 from enfold.engines.call import call_network
-from enfold.engines.choose import compare_results, disable_dropout
+from enfold.engines.choose import compare_results, disable_dropout, run_once
 from enfold.engines.examples import EXAMPLES, vary_own
 from enfold.engines.layout import arrange_images, runs_channels_last
 from enfold.engines.modes import eval_mode
@@ -263,8 +263,8 @@ class SideBySide:
 def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inputs: Any) -> Engine:
     """Return the faster engine for such inputs: `Merged`, or `SideBySide` for large values.
 
-    `SideBySide` must give the same outputs and statistics as `Merged`, in train and in eval mode, for a few examples
-    and members that differ. It runs networks that take one tensor.
+    `SideBySide` must give the same outputs, statistics and gradients as `Merged`, in train and in eval mode, for a few
+    examples and members that differ. It runs networks that take one tensor.
     """
     skeleton = merged.skeleton
     if not isinstance(inputs, Tensor) or inputs.device.type != "cpu" or skeleton.network._compiled_call_impl:
@@ -277,13 +277,10 @@ def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inpu
     beside = SideBySide(skeleton, own)
     try:
         for training in (False, True):
-            expected_state, found_state = ({name: tensor.clone() for name, tensor in state.items()} for _ in range(2))
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), disable_dropout(skeleton.network, training):
-                expected, outputs = merged(expected_state, few, False), beside(found_state, few, False)
-            compare_results(
-                {"": expected, **{name: tensor[0] for name, tensor in expected_state.items()}},
-                {"": outputs, **{name: tensor[0] for name, tensor in found_state.items()}},
-            )
+            with torch.random.fork_rng(devices=[]), disable_dropout(skeleton.network, training):
+                expected, found = (run_once(one, skeleton, state, few, grad=training) for one in (merged, beside))
+            first = {name for name in state if name not in own}  # of which all members use the first
+            compare_results(*({k: v[0] if k in first else v for k, v in one.items()} for one in (expected, found)))
     except Exception:  # the user's forward may need a tensor
         return merged
     return beside

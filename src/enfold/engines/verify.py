@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -464,9 +465,9 @@ def _describe(value: Any, depth: int = 0) -> object:
     if isinstance(value, float | complex):
         return repr(value)
     if isinstance(value, list | tuple | set | frozenset):
-        return type(value), tuple(_describe(item) for item in list(value)[:LONGEST])
+        return type(value), tuple(_describe(item) for item in islice(value, LONGEST))
     if isinstance(value, dict):
-        return type(value), tuple((repr(key), _describe(item)) for key, item in list(value.items())[:LONGEST])
+        return type(value), tuple((repr(key), _describe(item)) for key, item in islice(value.items(), LONGEST))
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
         known = (*PLAIN, float, FunctionType) if depth < DEEPEST else ()  # a function may close over itself

@@ -16,6 +16,8 @@ parameters of the network and are for training from scratch. (4) starts around t
 Differs from the paper: any norm layer with affine parameters is modulated, also layer and group norms; (4) is ours; the
 public code has a = gain (6 / (M + c))^(1/2), by which a member would depend on M; members see the data in their own
 order, where the public code gives all of them one batch (order="shared" in the training configuration).
+
+Members differ in norm layers only, by design: there is no warning about it, and print(ensemble) shows the fraction.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from enfold.arguments import checked
 from enfold.engines.base import EngineName
 from enfold.ensembles.common.efficient import EfficientEnsemble, refuse_ties
 from enfold.ensembles.common.options import NonNegative
-from enfold.errors import EnfoldError
+from enfold.errors import UnsuitableNetwork
 from enfold.seeds import generator
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -65,7 +67,7 @@ class FiLMEnsemble(EfficientEnsemble):
         norms = {f"{name}." if name else "": norm for name, norm in network.named_modules() if isinstance(norm, NORMS)}
         affine = [f"{prefix}{key}" for prefix, norm in norms.items() for key, _ in norm.named_parameters(recurse=False)]
         if not affine:
-            raise EnfoldError(
+            raise UnsuitableNetwork(
                 "network must have norm layers with affine parameters (batch, layer, group, instance or RMS norm), but "
                 f"this {type(network).__name__} has none: add norm layers, or use BatchEnsemble"
             )

@@ -38,7 +38,7 @@ from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.ensembles.common.dropout import Dropping, Streams, dropout_rates, row_axes
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UnsuitableNetwork
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 DROP_CHANNELS = {3: F.dropout1d, 4: F.dropout2d, 5: F.dropout3d}  # by axes of a convolution's input
@@ -76,7 +76,7 @@ class MCDropout(Ensemble):
         rates = dropout_rates(network)
         if inject and rates:
             name, rate = next(iter(rates.items()))
-            raise EnfoldError(
+            raise UnsuitableNetwork(
                 f"inject must be 0 for a network with dropout, but '{name}' has the rate {rate} and inject is {inject}"
                 ": leave inject out, or set that rate to 0"
             )
@@ -220,7 +220,7 @@ def inject_dropout(network: nn.Module, rate: float, *, channels: bool) -> None:
     layers = [module for module in network.modules() if isinstance(module, (*kinds, nn.Embedding))]
     chosen = [module for module in layers[1:] or layers if isinstance(module, kinds)]
     if not chosen:
-        raise EnfoldError(
+        raise UnsuitableNetwork(
             f"inject needs linear layers or convolutions after the first layer, but {type(network).__name__} has none: "
             "add dropout to the network itself"
         )

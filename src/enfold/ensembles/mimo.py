@@ -60,8 +60,8 @@ class MIMO(Ensemble):
         batch_repetition: b: how often an example is in a batch; 4 is published.
         input_repetition: ρ: the fraction of a batch in which all members see the same example; 0 is published for
             CIFAR, 0.6 for ImageNet.
-        first: The name of the layer that takes the inputs; by default it is found in the graph of the network.
-        last: The name of the layer that gives the logits; by default it is found in the graph of the network.
+        first_layer: The name of the layer that takes the inputs; by default it is found in the graph of the network.
+        last_layer: The name of the layer that gives the logits; by default it is found in the graph of the network.
         seed: The seed of the first and the last layer.
     """
 
@@ -72,15 +72,15 @@ class MIMO(Ensemble):
         *,
         batch_repetition: PositiveInt = 4,
         input_repetition: Fraction = 0.0,
-        first: str | None = None,
-        last: str | None = None,
+        first_layer: str | None = None,
+        last_layer: str | None = None,
         seed: int = 0,
     ) -> None:
         refuse_ties(network)
-        entrance_name, exit_name = first_and_last(network, first, last)
+        entrance_name, exit_name = first_and_last(network, first_layer, last_layer)
         super().__init__([], num_members)
         self.batch_repetition, self.input_repetition, self.seed = batch_repetition, input_repetition, seed
-        self.first, self.last = first, last
+        self.first_layer, self.last_layer = first_layer, last_layer
         entrance = network.get_submodule(entrance_name)
         self.inputs, self.is_linear = widths_of(entrance)[0], isinstance(entrance, nn.Linear)
         self.ends_linear = isinstance(network.get_submodule(exit_name), nn.Linear)
@@ -135,7 +135,7 @@ class MIMO(Ensemble):
         if outputs.ndim < 2 or outputs.shape[axis] % self.num_members:
             raise EnfoldError(
                 f"network must return outputs with {self.num_members} C channels, got {tuple(outputs.shape)}: name the "
-                "layer that gives the outputs with last="
+                "layer that gives the outputs with last_layer="
             )
         split: Tensor = outputs.unflatten(axis, (self.groups[1], self.num_members, -1))  # (..., groups, M, C / groups)
         return split.movedim(axis + 1, 0).flatten(axis + 1, axis + 2)
@@ -148,8 +148,17 @@ class MIMO(Ensemble):
         except RuntimeError as error:
             raise EnfoldError(
                 f"inputs of shape {shape} in {self.num_members} slots become {tuple(joined.shape[1:])}, on which the "
-                f"widened {type(self.module).__name__} fails ({str(error).splitlines()[0]}): pass inputs whose last "
-                f"axis, or all axes, are the {self.inputs} features of its first layer, or name that layer with first="
+                f"widened {type(self.module).__name__} fails ({_first_line(error)}): pass inputs whose last "
+                f"axis, or all axes, are the {self.inputs} features of its first layer, or name that layer with "
+                "first_layer="
+            ) from error
+        except EnfoldError:
+            raise
+        except Exception as error:  # of a check in the network's own code
+            raise EnfoldError(
+                f"network must accept the inputs of {self.num_members} slots joined, of shape "
+                f"{tuple(joined.shape[1:])}, but {type(self.module).__name__} refuses them ({_first_line(error)}): "
+                "remove that check of the network, or use a method that leaves the inputs as they are"
             ) from error
 
     @property
@@ -218,3 +227,7 @@ class MIMOLoss:
         cut = int(len(common) * (1 - self.input_repetition))
         own = [common[:cut][torch.randperm(cut)] for _ in range(self.num_members)]
         return torch.stack([torch.cat([shuffled, common[cut:]]) for shuffled in own])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -18,10 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UserCodeError, closest
 
-INSTALLED = [path for name, path in sysconfig.get_paths().items() if name.endswith("lib")]
-OTHERS = ("<frozen", str(Path(__file__).parent), *INSTALLED)  # locations of code that is not the user's
+LIBRARIES = [path for name, path in sysconfig.get_paths().items() if name.endswith("lib")]
+INSTALLED = (*LIBRARIES, *(str(Path(path).resolve()) for path in LIBRARIES))  # an environment may be a symbolic link
+OTHERS = ("<frozen", *INSTALLED)  # locations of code that nobody here edits
+PREFIX = "enfold_usercode_"  # of the names of modules that are loaded from files
+ENFOLD = f"{Path(__file__).parent.parent}{os.sep}"
 
 
 _places: ContextVar[tuple[Path, ...]] = ContextVar("places", default=())
@@ -52,6 +56,16 @@ def places() -> tuple[Path, ...]:
     return _places.get() or (Path(),)
 
 
+def is_trusted() -> bool:
+    """Return whether this call is inside of a block that trusts referenced code."""
+    return _trusted.get() is True
+
+
+def is_refused() -> bool:
+    """Return whether referenced code must not be imported now; outside of blocks, programs may use their own code."""
+    return _trusted.get() is False or (_trusted.get() is None and bool(_untrusted))
+
+
 def is_reference(text: str) -> bool:
     """Return whether a text is a reference to code: something, a colon and a Python name."""
     where, _, name = text.rpartition(":")
@@ -69,6 +83,16 @@ def code_files(reference: str) -> list[Path]:
         return [path.resolve()] if path.is_file() else []
     with _importable(_folders()):
         return [Path(spec.origin).resolve() for spec in _specs(where) if spec.has_location and spec.origin]
+
+
+def code_digest(reference: str) -> str | None:
+    """Return the checksum of the user's files that importing a reference runs; None if there are none.
+
+    Installed packages and files that these files import are not included.
+    """
+    files = [file for file in code_files(reference) if file.is_file() and not str(file).startswith(INSTALLED)]
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else None
 
 
 def _specs(module: str) -> Iterator[ModuleSpec]:
@@ -113,20 +137,39 @@ def resolve(reference: str) -> Any:
         EnfoldError: If the reference is malformed, not trusted or not found, or if importing it fails.
     """
     where, _, name = reference.rpartition(":")
+    if reference.endswith(".py"):
+        raise _unnamed(reference)
     if not is_reference(reference):
         raise EnfoldError(
             f"a reference to user code must be module:name or path/file.py:name, got '{reference}': "
             "write the module, a colon and the function"
         )
-    is_trusted = _trusted.get()
-    if is_trusted is False or (is_trusted is None and _untrusted):  # outside of blocks, programs may use their own code
+    if is_refused():
         raise trust_error([reference])
     target: Any = _from_file(Path(os.path.expanduser(where))) if where.endswith(".py") else _from_module(where)
     for part in name.split("."):
         if not hasattr(target, part):
-            raise EnfoldError(f"'{where}' must define '{name}', got {_public_names(target)}: correct the reference")
+            known = _defined_names(target)
+            near = closest(part, known)
+            remedy = f"did you mean '{where}:{near}'?" if near else "correct the reference"
+            raise EnfoldError(f"'{where}' must define '{name}', got {', '.join(known) or 'no names'}: {remedy}")
         target = getattr(target, part)
     return target
+
+
+def _unnamed(file: str) -> EnfoldError:
+    """Return the error for a file without the name of an object; the names are read without running the file."""
+    path = find_path(Path(os.path.expanduser(file)))
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError) as error:
+        return EnfoldError(f"'{file}' must be a Python file, but it cannot be read ({error}): correct the path")
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = [node.name for node in body if isinstance(node, kinds) and not node.name.startswith("_")]
+    return EnfoldError(
+        f"a reference must name one object of a file, got '{file}', which defines {', '.join(names) or 'none'}: write "
+        f"{file}:{names[0] if names else 'NAME'}"
+    )
 
 
 def trust_error(references: Iterable[str]) -> EnfoldError:
@@ -164,7 +207,7 @@ def _from_file(path: Path) -> ModuleType:
     path = path.resolve()
     # The name depends on path and content, so that the same file gives the same classes and an edited one new classes.
     digest = hashlib.sha256(str(path).encode() + b"\0" + path.read_bytes()).hexdigest()[:12]
-    name = f"enfold_usercode_{path.stem}_{digest}"
+    name = f"{PREFIX}{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -211,10 +254,40 @@ def call(reference: str, function: Callable[[], Any]) -> Any:
         raise EnfoldError(message) from error
 
 
+@contextmanager
+def reporting(what: str, *, always: bool = False) -> Iterator[None]:
+    """Report exceptions of user code inside the block in one sentence.
+
+    Args:
+        what: What runs, for the message.
+        always: Report other exceptions too, as those that follow from what user code returns.
+
+    Raises:
+        UserCodeError: In place of an exception whose traceback contains a line of the user; errors of enfold and a lack
+            of memory are left.
+    """
+    try:
+        yield
+    except (EnfoldError, MemoryError):
+        raise
+    except Exception as error:
+        is_users = any(not frame.filename.startswith((*OTHERS, ENFOLD)) for frame in _frames(error))
+        if "memory" in str(error) or not (always or is_users):
+            raise
+        message = f"{what} must run without an error, got {describe_error(error)}: fix the error there"
+        raise UserCodeError(message) from error
+
+
+def _frames(error: Exception) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))
+
+
 def describe_error(error: Exception) -> str:
-    """Return the message of an error with the last line of user code in its traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = next((frame for frame in reversed(frames) if not frame.filename.startswith(OTHERS)), frames[-1])
+    """Return the message of an error with the last line of user code in its traceback, else of enfold."""
+    frames = _frames(error)
+    candidates = [frame for frame in frames if not frame.filename.startswith(OTHERS)]
+    own = [frame for frame in candidates if not frame.filename.startswith(ENFOLD)]
+    last = (own or candidates or frames)[-1]
     line = error.lineno if isinstance(error, SyntaxError) else last.lineno
     file = error.filename if isinstance(error, SyntaxError) else last.filename
     message = next(iter(str(error).splitlines()), "no message")
@@ -225,6 +298,9 @@ def _failure(where: str, error: Exception) -> EnfoldError:
     return EnfoldError(f"importing '{where}' must succeed, got {describe_error(error)}: fix the error there")
 
 
-def _public_names(owner: Any) -> str:
-    names = [name for name in vars(owner) if not name.startswith("_")] if hasattr(owner, "__dict__") else []
-    return ", ".join(names) or "no public names"
+def _defined_names(owner: Any) -> list[str]:
+    """Return the public names that a module or class defines itself; of installed modules also what it imports."""
+    names = [name for name in getattr(owner, "__dict__", {}) if not name.startswith("_")]
+    if not isinstance(owner, ModuleType) or str(getattr(owner, "__file__", INSTALLED[0])).startswith(INSTALLED):
+        return names
+    return [name for name in names if getattr(vars(owner)[name], "__module__", None) == owner.__name__]

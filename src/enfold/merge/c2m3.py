@@ -11,7 +11,7 @@ D. Crisostomi, M. Fumero, D. Baieri, F. Bernard, E. Rodolà: C²M³: Cycle-Consi
 arXiv:2405.17897.
 
 Differs from the paper: by default it starts from members matched to the first one, because from the members' own orders
-(init="identity") all members move at once and permuted copies are not always found; permutations that end below the
+(start="identity") all members move at once and permuted copies are not always found; permutations that end below the
 start in (1) are rejected; the universe is written in the order of member 0, which only renames units; t is computed
 exactly, not by a line search; the tolerance is relative to (1); groups are found for any network.
 """
@@ -44,7 +44,7 @@ from enfold.seeds import generator
 from enfold.symmetry import Group, Symmetry, match_state, permute, soft
 from enfold.symmetry.matching import as_real
 
-Init = Literal["matched", "identity", "uniform"]
+Start = Literal["matched", "identity", "uniform"]
 Matrices = list[dict[str, Tensor]]  # by member and group
 Orders = list[dict[str, Tensor]]
 
@@ -55,7 +55,7 @@ def c2m3(
     train: Examples | None = None,
     *,
     example: Any = None,
-    init: Init = "matched",
+    start: Start = "matched",
     iterations: Annotated[int, Field(ge=0)] = 200,
     patience: Annotated[int, Field(ge=1)] = 5,
     gain: Annotated[float, Field(ge=0)] = 1e-6,
@@ -70,8 +70,8 @@ def c2m3(
         train: Training examples, needed to correct statistics: with batch norm, or `repair` other than "reset".
         example: One or two inputs, (B, ...), in the structure that the network takes, to find its symmetries with; not
             needed with `train`.
-        init: Start: members "matched" to the first by weights, their own orders ("identity"), or nearly "uniform"
-            matrices.
+        start: What the search starts from: members "matched" to the first by weights, their own orders ("identity"),
+            or nearly "uniform" matrices.
         iterations: Maximum number of iterations of Frank and Wolfe's method.
         patience: Number of iterations with little gain after which it stops.
         gain: Relative increase of the objective up to which a gain is little.
@@ -87,12 +87,12 @@ def c2m3(
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
     inputs = prepare_inputs("c2m3", models, train, example=example, repair=repair, unpack=unpack)
-    match = partial(match_members, init=init, iterations=iterations, patience=patience, gain=gain, seed=seed)
+    match = partial(match_members, start=start, iterations=iterations, patience=patience, gain=gain, seed=seed)
     return merge_aligned(inputs, match, repair, seed)
 
 
 def match_members(
-    alignment: Alignment, *, init: Init, iterations: int, patience: int, gain: float, seed: int
+    alignment: Alignment, *, start: Start, iterations: int, patience: int, gain: float, seed: int
 ) -> list[State]:
     """Return all members in the universe, in the order of member 0.
 
@@ -105,11 +105,11 @@ def match_members(
         seed: The seed.
     """
     symmetry, learned, found = alignment.symmetry, alignment.parameters, list(alignment.states)
-    if init == "matched":
+    if start == "matched":
         found[1:] = [match_state(found[0], state, symmetry, seed=seed, learned=learned) for state in found[1:]]
     universe = _Universe(found, symmetry, learned)
-    start = universe.random_start(seed) if init == "uniform" else universe.identity()
-    matrices = _maximize(universe, start, iterations, patience, gain)
+    first = universe.random_start(seed) if start == "uniform" else universe.identity()
+    matrices = _maximize(universe, first, iterations, patience, gain)
     orders = universe.in_order_of_first(universe.nearest_orders(matrices))
     if universe.value(universe.as_matrices(orders)) > universe.value(universe.identity()):  # (3)
         found = [permute(state, symmetry, own) for state, own in zip(found, orders, strict=True)]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics.distributions import by_blocks, class_labels, ensemble_log_probs
+from enfold.metrics.distributions import AT_ONCE, by_blocks, class_labels, ensemble_log_probs
 from enfold.metrics.predictions import Predictions, mean_log_probs
 
 Scheme = Literal["width", "mass"]
@@ -116,12 +116,16 @@ def classwise_ece(p: Predictions, bins: int = 15, scheme: Scheme = "width", thre
     Raises:
         EnfoldError: If `bins` is below 1 or `scheme` is unknown.
     """
-    probs, labels = ensemble_log_probs(p).exp().T.contiguous(), class_labels(p)  # (C, N), (N,)
-    mask = None if threshold is None else probs > threshold
-    hits = labels == torch.arange(p.num_classes)[:, None]
-    _, counts, accuracy, confidence = _bin_statistics(probs, hits, mask, bins, scheme)
-    weights = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1)
-    return (weights * (accuracy - confidence).abs()).sum(-1).mean().item()
+    log_probs, labels = ensemble_log_probs(p), class_labels(p)  # (N, C), (N,)
+    errors = []
+    for classes in torch.arange(p.num_classes).split(max(1, AT_ONCE // len(p))):
+        probs = log_probs[:, classes].exp().T.contiguous()  # (classes, N)
+        mask = None if threshold is None else probs > threshold
+        hits = labels == classes[:, None]
+        _, counts, accuracy, confidence = _bin_statistics(probs, hits, mask, bins, scheme)
+        weights = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1)
+        errors.append((weights * (accuracy - confidence).abs()).sum(-1))
+    return torch.cat(errors).mean().item()
 
 
 def ace(p: Predictions, bins: int = 15) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -64,6 +64,16 @@ class MultilabelPredictions(Predictions):
         """Return the rows of all known labels."""
         is_known = self.labels != UNKNOWN
         return Predictions(self.log_probs[:, is_known], self.labels[is_known])
+
+    def select(self, index: Tensor) -> MultilabelPredictions:
+        """Return the predictions with all labels unknown but those at these indices (n,)."""
+        labels = torch.full_like(self.labels, UNKNOWN)
+        labels[index] = self.labels[index]
+        return replace(self, labels=labels)
+
+    def uncertainty(self) -> Tensor:
+        """Return the entropy of every label that is known, (N L,); NaN for unknown labels."""
+        return super().uncertainty().masked_fill(self.labels == UNKNOWN, math.nan)
 
     def by_label(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the mean probability and the target of each label (N_l,), of the examples where it is known."""

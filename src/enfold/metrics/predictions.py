@@ -51,6 +51,14 @@ class RowPredictions(ABC):
     def subset(self, members: Sequence[int]) -> Self:
         """Return the predictions of these members."""
 
+    @abstractmethod
+    def select(self, index: Tensor) -> Self:
+        """Return the predictions for the targets at these indices (n,)."""
+
+    @abstractmethod
+    def uncertainty(self) -> Tensor:
+        """Return the total uncertainty of every target (N,): the entropy of classes, the variance of numbers."""
+
     def member(self, index: int) -> Self:
         """Return the predictions of one member (M = 1)."""
         return self.subset([index])
@@ -129,6 +137,15 @@ class Predictions(RowPredictions):
     def subset(self, members: Sequence[int]) -> Self:
         """Return the predictions of these members."""
         return replace(self, log_probs=self.log_probs[list(members)])
+
+    def select(self, index: Tensor) -> Self:
+        """Return the predictions for the examples at these indices (n,)."""
+        return replace(self, log_probs=self.log_probs[:, index], labels=self.labels[index])
+
+    def uncertainty(self) -> Tensor:
+        """Return the entropy of the mean probabilities of every example, (N,)."""
+        log_probs = mean_log_probs(self.log_probs)
+        return -torch.where(log_probs > -math.inf, log_probs.exp() * log_probs, 0.0).sum(-1)
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,11 @@ class RegressionPredictions(RowPredictions):
         """The epistemic variance that each member predicts itself, (M, N)."""
         return torch.zeros_like(self.means)
 
+    def uncertainty(self) -> Tensor:
+        """Return the variance of the ensemble for every target, (N,)."""
+        _, aleatoric, epistemic = self.moments()
+        return aleatoric + epistemic
+
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean, aleatoric and epistemic variance of the ensemble, equations (4) and (5), each (N,)."""
         spread = self.means.var(0, correction=0)
@@ -116,6 +121,10 @@ class PointPredictions(RegressionPredictions):
     def subset(self, members: Sequence[int]) -> Self:
         """Return the predictions of these members."""
         return replace(self, means=self.means[list(members)])
+
+    def select(self, index: Tensor) -> Self:
+        """Return the predictions for the targets at these indices (n,)."""
+        return replace(self, means=self.means[:, index], targets=self.targets[index])
 
 
 @dataclass(frozen=True)
@@ -182,6 +191,11 @@ class GaussianPredictions(RegressionPredictions):
         epistemic = None if self.epistemic is None else self.epistemic[index]
         return replace(self, means=self.means[index], aleatoric=self.aleatoric[index], epistemic=epistemic)
 
+    def select(self, index: Tensor) -> GaussianPredictions:
+        """Return the predictions for the targets at these indices (n,)."""
+        epistemic = None if self.epistemic is None else self.epistemic[:, index]
+        return GaussianPredictions(self.means[:, index], self.targets[index], self.aleatoric[:, index], epistemic)
+
 
 @dataclass(frozen=True, init=False)
 class QuantilePredictions(RegressionPredictions):
@@ -229,13 +243,17 @@ class QuantilePredictions(RegressionPredictions):
         """Return the predictions of these members."""
         return QuantilePredictions(self.quantiles[list(members)], self.targets, self.levels)
 
+    def select(self, index: Tensor) -> QuantilePredictions:
+        """Return the predictions for the targets at these indices (n,)."""
+        return QuantilePredictions(self.quantiles[:, index], self.targets[index], self.levels)
+
 
 def normal_of_quantiles(quantiles: Tensor, levels: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the normal distribution closest to quantiles (..., Q), equation (6)."""
     z = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64)).to(quantiles)
     centred = z - z.mean()
     total = centred.square().sum()
-    if len(levels) == 1 or not bool(total > 0):
+    if len(levels) == 1:
         return quantiles.mean(-1), torch.zeros_like(quantiles[..., 0])
     std = ((quantiles * centred).sum(-1) / total).clamp(min=0.0)  # (6)
     return quantiles.mean(-1) - std * z.mean(), std

@@ -178,7 +178,8 @@ class RunDirectory:
 
     def recipe(self) -> Recipe:
         """Return the run's recipe."""
-        return parse_recipe(read_text(self.recipe_file), str(self.recipe_file))
+        with self.context():
+            return parse_recipe(read_text(self.recipe_file), str(self.recipe_file))
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Replace the recipe, for example when a step is added."""
@@ -199,9 +200,26 @@ class RunDirectory:
     def remove_checkpoints(self, kind: str, label: str) -> None:
         """Remove the training checkpoints of a model and its stages; those of a read-only run remain."""
         last = self.checkpoint_file(kind, label)
-        for file in last.parent.glob(f"{last.stem}*{last.suffix}"):
+        for file in (*last.parent.glob(f"{last.stem}*{last.suffix}"), self._started_file(kind, label)):
             with suppress(OSError):
                 file.unlink()
+
+    def write_started(self, kind: str, label: str, code: Mapping[str, str]) -> None:
+        """Store the checksums of the user's code that a training begins with, if it has any."""
+        if code:
+            write_json(self._started_file(kind, label), dict(code))
+
+    def started_with(self, kind: str, label: str) -> Identity:
+        """Return what `write_started` stored for an interrupted training; nothing if no epoch of it is stored."""
+        if not self.checkpoint_file(kind, label).is_file():
+            return {}
+        try:
+            return dict(json.loads(self._started_file(kind, label).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    def _started_file(self, kind: str, label: str) -> Path:
+        return self.checkpoint_file(kind, label).with_suffix(".json")
 
     def is_done(self, kind: str, label: str) -> bool:
         """Return whether a model has a manifest (written last); `SeedRun.is_done` also compares its settings."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from itertools import count
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from enfold.errors import EnfoldError, WriteError
+from enfold.io.usercode import reporting
 from enfold.metrics import accuracy, nll, per_member
 from enfold.registry import suggest
 from enfold.run.directory import RunDirectory
@@ -79,7 +80,11 @@ def execute(
         labels = recipe.closure(list(only))
         made = {*labels, *(recipe.controlled().get(label) for label in labels)}
     left = () if made is None else [label for label in unfinished(run, recipe) if label not in made]
-    results = [evaluate_seed(each, each.models(without=left)) for each in seed_runs(run, recipe, device)]
+    results = []
+    for each in seed_runs(run, recipe, device):
+        models = each.models(without=left)
+        with reporting("the evaluation"):
+            results.append(evaluate_seed(each, models))
     return _write_summary(run, recipe, results)
 
 
@@ -87,6 +92,7 @@ def execute(
 def train(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> None:
     """Train the members only."""
     for each in seed_runs(run, recipe, device):
+        each.require_same_code()
         each.members()
 
 
@@ -130,7 +136,13 @@ def _write_summary(run: RunDirectory, recipe: Recipe, results: list[Results]) ->
 
 
 @_locked
-def add_step(run: RunDirectory, spec: dict[str, Any], *, device: str = "cpu") -> Recipe:
+def add_step(
+    run: RunDirectory,
+    spec: dict[str, Any],
+    *,
+    device: str = "cpu",
+    overrides: Mapping[tuple[Any, ...], str] | None = None,
+) -> Recipe:
     """Add a step to a run, make it and predict with it.
 
     A step that fails leaves the run without it; one that was interrupted continues. Until it is made for a seed,
@@ -140,6 +152,7 @@ def add_step(run: RunDirectory, spec: dict[str, Any], *, device: str = "cpu") ->
         run: The directory of the run.
         spec: The step as in a recipe, with a label.
         device: The device of training.
+        overrides: What of the step was given on the command line, by the path of its key, for errors.
 
     Returns:
         The recipe with the step.
@@ -147,10 +160,13 @@ def add_step(run: RunDirectory, spec: dict[str, Any], *, device: str = "cpu") ->
     recipe = run.recipe()
     content = recipe.model_dump(mode="json")
     others = [step for step in content["steps"] if step["label"] != spec["label"]]
+    given = {("steps", len(others), *path): text for path, text in (overrides or {}).items()}
     with run.context():
-        extended = make_recipe({**content, "steps": [*others, spec]}, "the command line")
+        extended = make_recipe({**content, "steps": [*others, spec]}, "the command line", overrides=given)
     added = extended.steps[-1]
     run.require_trust(extended)
+    for each in seed_runs(run, recipe, device):
+        each.require_same_code()
     without = _without(recipe, added.label)
     if added in recipe.steps:
         extended = recipe
@@ -168,7 +184,9 @@ def add_step(run: RunDirectory, spec: dict[str, Any], *, device: str = "cpu") ->
     for each in wanted:
         members = each.members()
         try:
-            predict_stored(each, added.label, each.predictor(added, each.step(added, members)))
+            model = each.step(added, members)
+            with reporting(f"'{added.label}'"):
+                predict_stored(each, added.label, each.predictor(added, model))
         except WriteError:  # not the fault of the step, which continues when there is space
             raise
         except EnfoldError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from enfold.analysis.ood import INSIDE
 from enfold.data import Data, Split
@@ -10,6 +10,7 @@ from enfold.data import load as load_data
 from enfold.data.dataset import Part, length
 from enfold.data.ood import Noise, Outside, noise, of_classes, outside
 from enfold.errors import EnfoldError
+from enfold.run.specs import Count, Whole
 
 
 class OodSpec(BaseModel):
@@ -19,10 +20,10 @@ class OodSpec(BaseModel):
 
     source: str | None = None  # its test split
     noise: Noise | None = None
-    classes: tuple[int, ...] | None = None  # of data.exclude_classes, numbered as in the source
-    examples: int | None = Field(default=None, ge=1)  # all by default; for noise the number of test examples
-    size: int | None = None  # images of a folder are resized to it
-    seed: int = 0  # of the noise
+    classes: tuple[Whole, ...] | None = None  # of data.exclude_classes, numbered as in the source
+    examples: Count | None = None  # all by default; for noise the number of test examples
+    size: Count | None = None  # images of a folder are resized to it
+    seed: Whole = 0  # of the noise
     label: str = ""
 
     @model_validator(mode="after")
@@ -34,6 +35,8 @@ class OodSpec(BaseModel):
                 f"{', '.join(given) or 'none'}: "
                 "give one of them per set"
             )
+        if self.source == "noise":
+            raise ValueError("noise must have a kind, got 'noise': write  - noise: gaussian  or  - noise: uniform")
         if self.name == INSIDE:
             raise ValueError(f"'{INSIDE}' is the name of the test split: choose another label")
         return self

@@ -20,8 +20,8 @@ NAMED_BY = {  # the key of the name in what may be given by name alone
 }
 
 
-def apply_override(content: dict[str, Any], override: str) -> None:
-    """Set a dotted key: ``train.epochs=5``; the value is read as YAML."""
+def apply_override(content: dict[str, Any], override: str) -> tuple[Any, ...]:
+    """Set a dotted key, ``train.epochs=5``, whose value is read as YAML, and return its path, ("train", "epochs")."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise EnfoldError(
@@ -33,7 +33,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
         raise EnfoldError(
             f"an override's value must be YAML, got '{override}': quote it, or close its brackets"
         ) from error
-    path, place = key.split("."), content
+    path, place, found = key.split("."), content, []
     for depth, part in enumerate(path):
         at = _place(place, part)
         if at is None:
@@ -41,10 +41,12 @@ def apply_override(content: dict[str, Any], override: str) -> None:
                 f"an override goes to a key of a mapping or a place of a list, got '{override}', but "
                 f"{'.'.join(path[:depth])} is {_instead(place, path[:depth], path[depth:], value)}"
             )
+        found.append(at % len(place) if isinstance(at, int) else at)
         if depth + 1 == len(path):
             place[at] = value
         else:
             place = place.setdefault(at, {}) if isinstance(place, dict) else place[at]
+    return tuple(found)
 
 
 def _place(holder: Any, part: str) -> Any:

@@ -9,6 +9,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -17,14 +18,14 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UserCodeError
 from enfold.io.checkpoints import matching_files, require_local
-from enfold.io.usercode import is_reference, looking_in
-from enfold.registry import suggest
+from enfold.io.usercode import is_reference, is_refused, is_trusted, looking_in, reporting, trust_error
+from enfold.registry import Method, suggest
 from enfold.run.ood import OodSpec, check_sets
 from enfold.run.override import apply_override
-from enfold.run.recipe_errors import Place, describe_error, line_numbers
-from enfold.run.specs import STARTS, CorruptionSpec, DataSpec, StepSpec, TrajectorySpec, add_labels
+from enfold.run.recipe_errors import SETTINGS, Place, RecipeError, describe_error, line_numbers
+from enfold.run.specs import STARTS, CorruptionSpec, DataSpec, StepSpec, TrajectorySpec, Whole, add_labels
 from enfold.run.step_methods import (
     check_keys,
     count_trainings,
@@ -36,6 +37,7 @@ from enfold.run.step_methods import (
     is_user_code,
     make_perturbation,
     method_of,
+    require_options,
     split_options,
     student_method,
 )
@@ -64,8 +66,10 @@ class Recipe(BaseModel):
     checkpoints: str | None = Field(
         default=None, description="Pattern of files with trained members; none are trained then."
     )
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1, description="Seeds; several give a standard deviation.")
-    sizes: tuple[int, ...] = Field(default=(), description="Also evaluate ensembles of the first k members.")
+    seeds: tuple[Whole, ...] = Field(
+        default=(0,), min_length=1, description="Seeds; several give a standard deviation."
+    )
+    sizes: tuple[Whole, ...] = Field(default=(), description="Also evaluate ensembles of the first k members.")
     train: dict[str, Any] = Field(default_factory=dict, description="Training settings, the fields of TrainConfig.")
     steps: tuple[StepSpec, ...] = Field(default=(), description="Methods; each gives a row of the results.")
     control: bool = Field(default=True, description="Train a control for each total training length of the steps.")
@@ -240,7 +244,7 @@ class Recipe(BaseModel):
 
     def code_references(self) -> list[str]:
         """Return every reference to code in the recipe; all texts but names and labels are searched."""
-        return list(dict.fromkeys(filter(is_reference, _texts(self.model_dump(mode="json", exclude={"name"})))))
+        return code_in(self.model_dump(mode="json", exclude={"name"}))
 
     def command(self, *words: object) -> str:
         """Return a command line of enfold for a run of this recipe."""
@@ -263,6 +267,11 @@ class Recipe(BaseModel):
         content = self.model_dump(mode="json", exclude={"steps"})
         steps = [step.model_dump(mode="json", exclude_defaults=True) for step in self.steps]
         return write_yaml({**content, "steps": steps})
+
+
+def code_in(tree: Any) -> list[str]:
+    """Return every reference to code in a part of a recipe; all texts but labels are searched."""
+    return list(dict.fromkeys(filter(is_reference, _texts(tree))))
 
 
 def _texts(tree: Any) -> Iterator[str]:
@@ -309,21 +318,33 @@ def parse_recipe(text: str, where: str = "the recipe", overrides: Sequence[str] 
         raise EnfoldError(f"'{where}' must be YAML, but it cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise EnfoldError(f"'{where}' must be a mapping of keys to values, got {type(content).__name__}: see recipes/")
-    for override in overrides:
-        apply_override(content, override)
-    return make_recipe(content, where, lines)
+    given = {apply_override(content, override): f"--set {override}" for override in overrides}
+    return make_recipe(content, where, lines, given)
 
 
-def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any, ...], int] | None = None) -> Recipe:
+def make_recipe(
+    content: Mapping[str, Any],
+    where: str,
+    lines: Mapping[tuple[Any, ...], int] | None = None,
+    overrides: Mapping[tuple[Any, ...], str] | None = None,
+) -> Recipe:
     """Return a validated recipe; the training settings and options of all steps are checked too.
+
+    Methods of the user's own are checked where code is trusted.
+
+    Args:
+        content: The keys and values.
+        where: The name of its file, for errors.
+        lines: The line of every key in the file.
+        overrides: What was given on the command line, by the path of its key.
 
     Raises:
         EnfoldError: If something in the recipe is not valid; the message names the place.
     """
-    place = Place(where, lines or {}, content)
+    place = Place(where, lines or {}, content, overrides or {})
     for key in content:
         if key in REMOVED:
-            raise EnfoldError(f"{place.at((key,))}: there is no key '{key}', use '{REMOVED[key]}'")
+            raise RecipeError(f"{place.at((key,))}: there is no key '{key}', use '{REMOVED[key]}'")
     if isinstance(content.get("checkpoints"), str):
         require_local(content["checkpoints"])
         if "members" not in content:
@@ -332,6 +353,8 @@ def make_recipe(content: Mapping[str, Any], where: str, lines: Mapping[tuple[Any
         recipe = Recipe.model_validate(content)
     except ValidationError as error:
         raise describe_error(error, place, Recipe) from error
+    if is_refused() and any(step.family is None and is_user_code(step) for step in recipe.steps):
+        raise trust_error(recipe.code_references())  # all of them, before the first is imported
     checks = _Checks(place)
     checks.train(recipe.train, ("train",), recipe.members)
     steps = tuple(checks.family(step, ("steps", index)) for index, step in enumerate(recipe.steps))
@@ -370,9 +393,9 @@ class _Checks:
         for key in settings:
             at = self.place.at((*path, key))
             if key in reserved:
-                raise EnfoldError(f"{at}: set {reserved[key]} of the run instead of train.{key}")
+                raise RecipeError(f"{at}: set {reserved[key]} of the run instead of train.{key}")
             if key not in known:
-                raise EnfoldError(f"{at}: there is no training setting '{key}'{suggest(key, known)}")
+                raise RecipeError(f"{at}: there is no training setting '{key}'{suggest(key, known)}")
         try:
             config = train_config_adapter().validate_python({key: as_tuple(value) for key, value in settings.items()})
             for key, value in settings.items():
@@ -383,14 +406,14 @@ class _Checks:
         except ValidationError as error:
             raise describe_error(error, self.place, TrainConfig, path) from error
         except (EnfoldError, TypeError) as error:
-            raise EnfoldError(f"{self.place.at(path)}: {error}") from error
+            raise RecipeError(f"{self.place.of_message(path, str(error))}: {error}") from error
 
     def family(self, step: StepSpec, path: tuple[Any, ...]) -> StepSpec:
         """Return the step with its family."""
         try:
             return step if step.family else step.model_copy(update={"family": family_of(step.method)})
         except EnfoldError as error:
-            raise EnfoldError(f"{self.place.at((*path, 'method'))}: {error}") from error
+            raise RecipeError(f"{self.place.at((*path, 'method'))}: {error}") from error
 
     def step(self, recipe: Recipe, step: StepSpec, path: tuple[Any, ...]) -> None:
         """Check the keys, options and settings of a step.
@@ -404,42 +427,57 @@ class _Checks:
             check_keys(step)
             self._links(recipe, step, path)
             self._subset(recipe, step)
-            if not is_user_code(step):  # which is checked when it may run
-                self._options(step, path)
+            self._options(step, path)
+        except (RecipeError, UserCodeError):
+            raise
         except EnfoldError as error:
-            text = str(error)
-            raise (
-                error if text.startswith(self.place.where) else EnfoldError(f"{self.place.at(path)}: {text}")
-            ) from error
+            raise RecipeError(f"{self.place.at(path)}: {error}") from error
         if step.train and not is_trained(step):
-            raise EnfoldError(f"{self.place.at((*path, 'train'))}: '{step.method}' does not train: remove train")
+            raise RecipeError(f"{self.place.at((*path, 'train'))}: '{step.method}' does not train: remove train")
         if is_trained(step):
             settings = {**(default_settings(step) or recipe.train), **step.train}
             self.train(settings, (*path, "train"), 1 if step.family != "ensemble" else None)
 
     def _options(self, step: StepSpec, path: tuple[Any, ...]) -> None:
-        method = method_of(step)
+        """Check the options of a step, its perturbation and its student; code of the user only where it may run."""
+        if _may_import(step.method):
+            with self._located((*path, "method")):
+                method = method_of(step)
+            self._own_options(method, step, path)
+        if _may_import(step.perturb):
+            with self._located((*path, "perturb")):
+                make_perturbation(step.perturb)
+        if is_ensemble_student(step.student) and _may_import(step.student):
+            with self._located((*path, "student")):
+                student_method(step.student)  # type: ignore[arg-type]
+
+    def _own_options(self, method: Method, step: StepSpec, path: tuple[Any, ...]) -> None:
         known = [*method.arguments, *(distill_arguments() if step.family == "distill" else ()), *StepSpec.model_fields]
         for key, value in step.options.items():
             if key not in known:
                 choose = ", ".join(method.arguments) or "it has none"
-                raise EnfoldError(
-                    f"{self.place.at((*path, key))}: '{step.method}' has no option '{key}'"
-                    f"{suggest(key, known)}: {choose}"
+                setting = f", but train.{key} is a training setting" if key in SETTINGS else suggest(key, known)
+                raise RecipeError(
+                    f"{self.place.at((*path, key))}: '{step.method}' has no option '{key}'{setting}: {choose}"
                 )
-            self._located((*path, key), lambda key=key, value=value: split_options(method, {key: value}))
-        if step.family == "distill":  # a loss also checks its options together
-            self._located(path, lambda: method.target(**split_options(method, step.options)[0]))
-        self._located((*path, "perturb"), lambda: make_perturbation(step.perturb))
-        if is_ensemble_student(step.student):
-            self._located((*path, "student"), lambda: student_method(step.student))  # type: ignore[arg-type]
+            with self._located((*path, key)):
+                split_options(method, {key: value})
+        with self._located(path):
+            require_options(method, step.options)
+            if step.family == "distill":  # a loss also checks its options together
+                with reporting(f"'{step.method}'"):
+                    method.target(**split_options(method, step.options)[0])
 
-    def _located(self, path: tuple[Any, ...], check: Any) -> None:
+    @contextmanager
+    def _located(self, path: tuple[Any, ...]) -> Iterator[None]:
+        """Add the place to errors inside the block."""
         try:
-            check()
+            yield
+        except (RecipeError, UserCodeError):
+            raise
         except (EnfoldError, TypeError) as error:
             owner = f" ({self.place.owner(path)})" if self.place.owner(path) else ""
-            raise EnfoldError(f"{self.place.at(path)}: {error}{owner}") from error
+            raise RecipeError(f"{self.place.at(path)}: {error}{owner}") from error
 
     def _links(self, recipe: Recipe, step: StepSpec, path: tuple[Any, ...]) -> None:
         """Check that `init`, `teacher` and `network` name earlier steps, which exist for the seeds of this one."""
@@ -448,12 +486,12 @@ class _Checks:
         networks = [label for label, each in earlier.items() if each.family != "ensemble"]
         if step.family != "ensemble" and step.init is not None and step.init not in (*STARTS, *networks):
             near = suggest(step.init, [*STARTS, *networks])
-            raise EnfoldError(
+            raise RecipeError(
                 f"{self.place.at((*path, 'init'))}: init must be the label of an earlier step that gives one network, "
                 f"or one of {', '.join(STARTS)}, got '{step.init}'{near}"
             )
         if step.teacher is not None and step.teacher not in earlier:
-            raise EnfoldError(
+            raise RecipeError(
                 f"{self.place.at((*path, 'teacher'))}: teacher must be the label of an earlier step, got "
                 f"'{step.teacher}'{suggest(step.teacher, earlier) or f': choose from {list(earlier)}'}"
             )
@@ -462,7 +500,7 @@ class _Checks:
                 set(step.seeds or recipe.seeds) - set(earlier[label].seeds or recipe.seeds) if label in earlier else ()
             )
             if missing:
-                raise EnfoldError(
+                raise RecipeError(
                     f"{self.place.at(path)}: '{step.label}' uses '{label}', which seed {min(missing)} does not have: "
                     "give both the same seeds"
                 )
@@ -477,6 +515,11 @@ class _Checks:
                 f"'{step.label}' has seeds {list(step.seeds)}, none of which the run has: choose from "
                 f"{list(recipe.seeds)}"
             )
+
+
+def _may_import(spec: Any) -> bool:
+    """Return whether a part of a recipe names no code, or code that may run."""
+    return is_trusted() or not code_in(spec)
 
 
 def as_tuple(value: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from enfold.errors import EnfoldError
 from enfold.registry import suggest
+from enfold.train import TrainConfig
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -27,21 +29,43 @@ RULES = {  # the rule, by the first word of pydantic's error type
     "dataclass": "a mapping",
 }
 STEPS = "steps"
+SETTINGS = [setting.name for setting in fields(TrainConfig)]
+
+
+class RecipeError(EnfoldError):
+    """An error in a recipe; the message begins with its place."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The file of a recipe, the line of every key, and its content."""
+    """Where a recipe was read from.
+
+    Args:
+        where: The name of the file.
+        lines: The line of every key, by its path.
+        content: The content.
+        overrides: What was given on the command line, as it was written there, by the path of its key.
+    """
 
     where: str
     lines: Mapping[tuple[Any, ...], int]
     content: Mapping[str, Any]
+    overrides: Mapping[tuple[Any, ...], str] = field(default_factory=dict)
 
     def at(self, path: tuple[Any, ...]) -> str:
-        """Return file and line of a key, or of the nearest key around it."""
+        """Return file and line of a key, or of the nearest key around it; of an override its text."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.overrides:
+                return self.overrides[path[:length]]
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.where}, line {self.lines[path]}" if path else self.where
+
+    def of_message(self, path: tuple[Any, ...], message: str) -> str:
+        """Return the place of the first key below a path that a message names; of the path itself if it names none."""
+        keys = {each[len(path)] for each in (*self.lines, *self.overrides) if each[: len(path)] == path != each}
+        named = next((word for word in re.findall(r"\w+", message) if word in keys), None)
+        return self.at(path if named is None else (*path, named))
 
     def owner(self, path: tuple[Any, ...]) -> str:
         """Return "of step 'x'" for a key of a step, "of data" or "of train" for keys of these; else ""."""
@@ -59,7 +83,7 @@ class Place:
 
 def describe_error(
     error: ValidationError, place: Place, schema: type[Any], prefix: tuple[Any, ...] = ()
-) -> EnfoldError:
+) -> RecipeError:
     """Return the first problem of a validation as an error in one sentence.
 
     Args:
@@ -72,9 +96,9 @@ def describe_error(
     first, path = problems[0], (*prefix, *problems[0]["loc"])
     at = place.at(path)
     if first["type"] == "extra_forbidden":
-        return EnfoldError(f"{at}: {_unknown(str(path[-1]), first, schema)}")
+        return RecipeError(f"{at}: {_unknown(str(path[-1]), first, schema)}")
     if not first["loc"]:  # of a check over several fields
-        return EnfoldError(f"{at}: {_message(first)}")
+        return RecipeError(f"{place.of_message(path, _message(first))}: {_message(first)}")
     path, item = _key(path, place)
     owner = place.owner(path)
     what = f"{item}'{path[-1]}'{f' {owner}' if owner else ''}"
@@ -83,8 +107,8 @@ def describe_error(
     given = "" if first["type"] == "missing" else f", got {str(first['input'])[:60]!r}"
     if rule is None:
         message = _message(first)
-        return EnfoldError(f"{at}: {what} is not valid: {message}{'' if ', got ' in message else given}")
-    return EnfoldError(f"{at}: {what} must be {rule}{given}")
+        return RecipeError(f"{at}: {what} is not valid: {message}{'' if ', got ' in message else given}")
+    return RecipeError(f"{at}: {what} must be {rule}{given}")
 
 
 def _key(path: tuple[Any, ...], place: Place) -> tuple[tuple[Any, ...], str]:
@@ -126,6 +150,8 @@ def _unknown(name: str, problem: ErrorDetails, schema: type[Any]) -> str:
         kind = None if field is None else field.annotation
         owner = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else owner
     known = list(getattr(owner, "model_fields", None) or [])
+    if owner is schema and name in SETTINGS:
+        return f"'{name}' is a training setting: write it as train.{name}, or under train:"
     return f"there is no key '{name}'{suggest(name, known)}: the keys are {', '.join(known)}"
 
 

@@ -28,13 +28,13 @@ from enfold.evaluate import member_logits
 from enfold.io.checkpoints import matching_files
 from enfold.io.files import sha256
 from enfold.io.identity import differences
-from enfold.io.usercode import describe_error
+from enfold.io.usercode import code_digest, describe_error, reporting
 from enfold.merge.soup import SingleModelWarning
 from enfold.networks import factory
 from enfold.progress import progress
 from enfold.run.directory import RunDirectory
 from enfold.run.ood import make_set
-from enfold.run.recipe import Recipe
+from enfold.run.recipe import Recipe, code_in
 from enfold.run.specs import CorruptionSpec, StepSpec
 from enfold.run.steps import check_step, load_step, make_step
 from enfold.saving import load, save
@@ -85,6 +85,7 @@ class SeedRun:
         Raises:
             EnfoldError: If something does not fit.
         """
+        self.require_same_code()
         self.check_network("the network", self.make_network)
         if not self.is_done("members", "members"):
             self._load_checkpoints()
@@ -154,6 +155,33 @@ class SeedRun:
         """The identity of the data, of all three splits."""
         return content(self.data)
 
+    def code(self, kind: str, label: str) -> dict[str, str]:
+        """Return the checksum of each user file that a model is made with; what these files import is not included."""
+        spec = self.wanted()[kind, label] if kind == "steps" else None
+        named = [self.recipe.network, None if spec is None else spec.model_dump(mode="json")]
+        with self.run.context():
+            found = {reference: code_digest(reference) for reference in code_in(named)}
+        return {f"code of '{reference}'": digest for reference, digest in found.items() if digest is not None}
+
+    def require_same_code(self) -> None:
+        """Refuse changed user files that stored models, or interrupted trainings, were made with.
+
+        Raises:
+            EnfoldError: With the model and the reference.
+        """
+        for kind, label in [("members", "members"), *self.wanted()]:
+            done = self.run.is_done(kind, label)
+            known = self.run.made_from(kind, label) if done else self.run.started_with(kind, label)
+            now = self.code(kind, label) if known else {}
+            changed = [name for name, digest in now.items() if known.get(name, digest) != digest]
+            if changed:
+                again = f"remove the step with  enfold drop {self.run.home} {label}  and make it again"
+                raise EnfoldError(
+                    f"a model is only used with the code that it was made with, but the {changed[0]} has changed since "
+                    f"'{label}' was made: restore the file, or "
+                    + (again if kind == "steps" else "choose another folder for a new run")
+                )
+
     def made_from(self, kind: str, label: str) -> dict[str, Any]:
         """Return the identity of a model: its settings, the data, and the weights of the models that it uses."""
         identity = {**self.settings(kind, label), **self.content}
@@ -208,9 +236,10 @@ class SeedRun:
             self.require_same(kind, label)
             self.run.remove_checkpoints(kind, label)
             return read(file) if read else load(file, self.make_network)
-        started = time.perf_counter()
+        started, code = time.perf_counter(), self.code(kind, label)
+        self.run.write_started(kind, label, code)
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), reporting(f"'{label}'"):
             for category in STORED_WARNINGS:
                 warnings.simplefilter("ignore", category)
             model = make(checkpoint)
@@ -220,7 +249,7 @@ class SeedRun:
         if history is not None and kind != "members":  # the history of the members is written by their stage
             self.run.write_json(f"histories/{kind}/{label}.json", history.as_dict())
             details["unchanged"] = bool(history.unchanged)
-        about = {**self.about, **details, "made_from": self.made_from(kind, label)}
+        about = {**self.about, **details, "made_from": {**self.made_from(kind, label), **code}}
         save(model, file, about=about)  # last, because it marks the stage as done
         self.run.remove_checkpoints(kind, label)
         self.run.log("finished", stage=f"{kind}/{label}", seed=self.seed, seconds=time.perf_counter() - started)
@@ -325,6 +354,7 @@ class SeedRun:
         Args:
             without: Labels to omit.
         """
+        self.require_same_code()
         members = self.members()
         found: dict[str, nn.Module] = {"ensemble": members}
         for (kind, label), spec in self.wanted().items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -11,6 +11,13 @@ from enfold.data import Data
 from enfold.data import load as load_data
 from enfold.data.corruptions import KINDS, SEVERITIES, STANDARD
 from enfold.data.corruptions.suite import check_kind, check_severity
+
+MAX_EXAMPLES = 10_000_000
+Whole = Annotated[int, Field(strict=True)]
+"""An integer; True and 2.0 are none."""
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_EXAMPLES)]
+"""A number of examples, epochs or pixels."""
+Number = Annotated[float, Field(strict=True)]
 
 Family = Literal["ensemble", "distill", "merge"]
 STARTS = ("best_member", "random", "average", "matched", "als")
@@ -24,11 +31,11 @@ class DataSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str = Field(default="fashion-mini", description="Name of a data set, a path, or module:function.")
-    train_size: int | float | None = Field(default=None, description="Number or fraction of training examples.")
-    val_size: int | float | None = Field(default=None, description="Number or fraction of validation examples.")
-    size: int | None = Field(default=None, description="Images of a folder are resized to it.")
-    seed: int = Field(default=0, description="Seed of the split.")
-    exclude_classes: tuple[int, ...] = Field(default=(), description="Classes that are removed from all splits.")
+    train_size: Whole | Number | None = Field(default=None, description="Number or fraction of training examples.")
+    val_size: Whole | Number | None = Field(default=None, description="Number or fraction of validation examples.")
+    size: Count | None = Field(default=None, description="Images of a folder are resized to it.")
+    seed: Whole = Field(default=0, description="Seed of the split.")
+    exclude_classes: tuple[Whole, ...] = Field(default=(), description="Classes that are removed from all splits.")
 
     def load(self, *, download: bool = True) -> Data:
         """Return the data; the split does not depend on the run's seed."""
@@ -43,9 +50,9 @@ class CorruptionSpec(BaseModel):
 
     folder: str | None = Field(default=None, description="Folder of the official CIFAR-10-C or CIFAR-100-C files.")
     kinds: tuple[str, ...] | Literal["standard", "all"] = "standard"
-    severities: tuple[int, ...] = SEVERITIES
-    examples: int | None = Field(default=None, ge=1, description="Number of test examples; all by default.")
-    seed: int = 0
+    severities: tuple[Whole, ...] = SEVERITIES
+    examples: Count | None = Field(default=None, description="Number of test examples; all by default.")
+    seed: Whole = 0
 
     @field_validator("kinds", "severities")
     @classmethod
@@ -66,7 +73,7 @@ class TrajectorySpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    every: int = Field(default=1, ge=1, description="Epochs between two stored networks.")
+    every: Count = Field(default=1, description="Epochs between two stored networks.")
 
 
 class StepSpec(BaseModel):
@@ -101,8 +108,8 @@ class StepSpec(BaseModel):
         default=None, description="Distillation: a perturbation of the inputs."
     )
     train: dict[str, Any] = Field(default_factory=dict, description="Changes to the training settings of the run.")
-    first: int | None = Field(default=None, ge=1, description="Merge or distill the first members only.")
-    seeds: tuple[int, ...] | None = Field(
+    first: Count | None = Field(default=None, description="Merge or distill the first members only.")
+    seeds: tuple[Whole, ...] | None = Field(
         default=None, description="Seeds of the run that have this step; all by default."
     )
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from enfold.arguments import arguments_of, check_value
+from enfold.arguments import REQUIRED, arguments_of, check_value
 from enfold.errors import EnfoldError
 from enfold.io.usercode import is_reference
 from enfold.registry import Method, find_any, find_method, methods
@@ -116,12 +116,28 @@ def fill_options(
     return filled
 
 
+def require_options(method: Method, options: Mapping[str, Any]) -> None:
+    """Refuse options without one that the method has no default for; the run gives the number of members and the seed.
+
+    Raises:
+        EnfoldError: With the option that is missing.
+    """
+    given = options if method.kind in ("distill", "perturb") else fill_options(method, options, USUAL_MEMBERS, 0)
+    for name, argument in method.arguments.items():
+        if argument.default is REQUIRED and name not in given:
+            raise EnfoldError(
+                f"'{method.name}' needs a value for '{name}' ({argument.type_name}), got none: add {name}: VALUE to "
+                f"the step, or --set {name}=VALUE"
+            )
+
+
 def make_perturbation(spec: str | Mapping[str, Any] | None) -> Any:
     """Return the perturbation of a step: a name, or a mapping with `method` and its options."""
     if spec is None:
         return None
     name, options = split_spec(spec, "perturb", "perturb: tdiv_sdiv")
     method = find_method("perturb", name)
+    require_options(method, options)
     return method.target(**method.check(options))
 
 
@@ -134,6 +150,7 @@ def student_method(spec: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
     """Return the method and options of a student that is an efficient ensemble."""
     name, options = split_spec(spec, "student", "student: {method: batch_ensemble}")
     method = find_method("ensemble", name)
+    require_options(method, options)
     return method, method.check(options)
 
 

@@ -22,16 +22,20 @@ from enfold.ensemble import Ensemble
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one.reconstruct import reconstruct
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UserCodeError
 from enfold.evaluate import best_member
+from enfold.io.usercode import reporting
 from enfold.merge import average, weight_matching
+from enfold.run.recipe import code_in
 from enfold.run.specs import STARTS, StepSpec
 from enfold.run.step_methods import (
     fill_options,
     is_ensemble_student,
     is_trained,
+    is_user_code,
     make_perturbation,
     method_of,
+    require_options,
     split_options,
     student_method,
 )
@@ -61,7 +65,8 @@ def make_step(
     details["step"] = {"method": step.method, **step.options}
     used = members[: step.first]
     make = {"ensemble": _train_ensemble, "merge": _merge, "distill": _distill}[step.family or ""]
-    return make(run, step, used, checkpoint, details)
+    with reporting(_name(step), always=is_user_code(step)):
+        return make(run, step, used, checkpoint, details)
 
 
 def load_step(run: SeedRun, step: StepSpec, file: Path) -> nn.Module:
@@ -124,8 +129,22 @@ def _merge(run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path
     elif step.init is not None:
         raise EnfoldError(f"'{step.method}' merges the members and has no init, got init={step.init}: remove it")
     given = {name: value for name, value in inputs.items() if name in method.inputs and value is not None}
-    merged: nn.Module = method.target(models=members, **given, **options)
-    return merged
+    merged = method.target(models=members, **given, **options)
+    _require_network(step, merged, members)
+    return merged  # type: ignore[no-any-return]
+
+
+def _require_network(step: StepSpec, merged: Any, members: DeepEnsemble) -> None:
+    """Refuse the result of a merge that cannot be loaded into the members' network again."""
+    rule = f"'{step.method}' must return one network of the members' architecture"
+    if not isinstance(merged, nn.Module):
+        raise EnfoldError(
+            f"{rule}, got {type(merged).__name__}: return an nn.Module, for example models.network(state)"
+        )
+    shapes, wanted = ({n: t.shape for n, t in each.state_dict().items()} for each in (merged, members.member(0)))
+    different = sorted(shapes.keys() ^ wanted.keys()) or [name for name in wanted if shapes[name] != wanted[name]]
+    if different:
+        raise EnfoldError(f"{rule}, but '{different[0]}' of its {type(merged).__name__} differs: return such a network")
 
 
 def _distill(
@@ -224,6 +243,12 @@ def _is_network_spec(run: SeedRun, step: StepSpec) -> bool:
     return step.network not in (BEST, *(each.label for each in run.recipe.steps))
 
 
+def _name(step: StepSpec) -> str:
+    """The step in messages about exceptions, with its code."""
+    code = ", ".join(each for each in code_in(step.model_dump(mode="json")))
+    return f"step '{step.label}'{f' ({code})' if code else ''}"
+
+
 def _title(run: SeedRun, step: StepSpec) -> str:
     return f"seed {run.seed}: {step.label}"
 
@@ -235,12 +260,15 @@ def check_step(run: SeedRun, step: StepSpec) -> None:
         EnfoldError: If the options do not fit each other, the network or the data; the message names the step.
     """
     try:
-        if step.family == "ensemble":
-            _check_ensemble(run, step)
-        elif step.family == "merge":
-            _check_merge(run, step)
-        else:
-            _check_distill(run, step)
+        with reporting(_name(step), always=is_user_code(step)):
+            if step.family == "ensemble":
+                _check_ensemble(run, step)
+            elif step.family == "merge":
+                _check_merge(run, step)
+            else:
+                _check_distill(run, step)
+    except UserCodeError:
+        raise
     except EnfoldError as error:
         raise EnfoldError(f"step '{step.label}': {error}") from error
 
@@ -251,6 +279,9 @@ def trial_network(run: SeedRun, step: StepSpec) -> Callable[[], nn.Module]:
 
 
 def _check_ensemble(run: SeedRun, step: StepSpec) -> None:
+    method = method_of(step)
+    method.check(step.options)
+    require_options(method, step.options)
     make = trial_network(run, step)
     if _is_network_spec(run, step):
         run.check_network(f"the network of '{step.label}'", make)
@@ -269,6 +300,7 @@ def _check_ensemble(run: SeedRun, step: StepSpec) -> None:
 def _check_merge(run: SeedRun, step: StepSpec) -> None:
     method = method_of(step)
     options = method.check(step.options)
+    require_options(method, options)
     if step.train and "config" not in method.inputs:
         raise EnfoldError("train settings need a merge function with the parameter config: remove train")
     if step.init is not None and "network" not in method.inputs:
@@ -290,6 +322,7 @@ def _check_distill(run: SeedRun, step: StepSpec) -> None:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         members = DeepEnsemble(run.make_network, run.recipe.members, seed=run.seed).eval()[: step.first]
         method = method_of(step)
+        require_options(method, step.options)
         own, common = split_options(method, step.options)
         loss = method.target(**own)
         init, student = _trial_start(run, step, loss, members)

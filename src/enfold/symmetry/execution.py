@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -34,11 +34,20 @@ class _Float64Mode(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in DOUBLE_TYPES:
             kwargs["dtype"] = DOUBLE_TYPES[kwargs["dtype"]]
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        given = list(_find_arguments((*args, *kwargs.values())))
         if not func._schema.is_mutable and any(one.dtype in DOUBLE_TYPES for one in given):
             args, kwargs = tree_map(_to_float64, (args, kwargs))
         result = func(*args, **kwargs)
         return result if given else _to_float64(result)
+
+
+def _find_arguments(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors in the arguments of an operation, which are values and lists of values."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _find_arguments(value)
 
 
 def _to_float64(value: Any) -> Any:

@@ -20,6 +20,8 @@ from enfold.symmetry.permute import apply_orders, permuted, soft
 from enfold.symmetry.tracer import STATISTICS
 
 PROOFS = 6  # a single random order may not reveal a structure
+WIDE = 64  # units, from which three random orders spare a unit with less probability than six of four units do
+WIDE_PROOFS = 3
 TOLERANCE = 1e-9
 SCALES = (
     1.0,
@@ -72,15 +74,18 @@ class Verifier:
         """Return whether random permutations of all these groups together leave the outputs unchanged.
 
         Groups of two units have a single non-trivial order. To separate two of them that hold only jointly, proof k + 1
-        permutes those with bit k in their number.
+        permutes those with bit k in their number. A random order leaves a unit in its place with probability 1 / size,
+        so wide groups are permuted in the first proofs only.
         """
         pairs = [index for index, group in enumerate(groups) if group.size == 2]
         numbers = {index: number for number, index in enumerate(pairs, start=1)}
-        for proof in range(max(PROOFS, 1 + len(numbers).bit_length())):
+        needed = WIDE_PROOFS if all(group.size >= WIDE for group in groups) else PROOFS
+        for proof in range(max(needed, 1 + len(numbers).bit_length())):
             moved = (
                 group
                 for index, group in enumerate(groups)
-                if not proof or index not in numbers or numbers[index] >> (proof - 1) & 1
+                if (proof < WIDE_PROOFS or group.size < WIDE)
+                and (not proof or index not in numbers or numbers[index] >> (proof - 1) & 1)
             )
             state = apply_orders(self.state, ((group, self._order(group.size)) for group in moved))
             if not self._same(run(self.skeleton, state, self.inputs)):
@@ -250,7 +255,8 @@ def _random_state(skeleton: Skeleton, state: State, source: torch.Generator, sca
             drawn[name] = tensor + 0.05 * torch.rand(tensor.shape, generator=source, dtype=kind)
         elif name in skeleton.parameters and tensor.ndim > 1:
             spread = scale * (2 / max(tensor.shape[1:].numel(), 1)) ** 0.5
-            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=kind)
+            single = torch.complex64 if kind.is_complex else torch.float32  # drawn in a third of the time
+            drawn[name] = spread * torch.randn(tensor.shape, generator=source, dtype=single).to(kind)
         else:
             drawn[name] = 0.5 + torch.rand(tensor.shape, generator=source, dtype=kind)
     return drawn

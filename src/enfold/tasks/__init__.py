@@ -3,13 +3,24 @@
 from enfold.tasks.base import Prediction, Rows, Task
 from enfold.tasks.binary import Binary
 from enfold.tasks.classification import Classification
-from enfold.tasks.infer import Inferred, StudentTask, TaskLike, TaskName, as_task, current_task, known_task
+from enfold.tasks.infer import (
+    FirstBatchTask,
+    Inferred,
+    StudentTask,
+    TaskLike,
+    TaskName,
+    as_task,
+    current_task,
+    first_batch_task,
+    known_task,
+)
 from enfold.tasks.multilabel import Multilabel
 from enfold.tasks.regression import Regression
 
 __all__ = [
     "Binary",
     "Classification",
+    "FirstBatchTask",
     "Inferred",
     "Multilabel",
     "Prediction",
@@ -21,5 +32,6 @@ __all__ = [
     "TaskName",
     "as_task",
     "current_task",
+    "first_batch_task",
     "known_task",
 ]

@@ -147,6 +147,13 @@ class Task(ABC):
         """Return which rows are left out, (N,), from the targets of all rows; None if this cannot happen."""
         return None
 
+    def is_ignored(self, outputs: Tensor, targets: Any) -> bool:
+        """Return whether all targets of a batch are to be ignored."""
+        if not isinstance(targets, Tensor):
+            return False
+        ignored = self.ignored(self.row_targets(outputs, targets, check=False))
+        return ignored is not None and bool(ignored.all())
+
     def row_weights(self, targets: Tensor) -> Tensor | None:
         """Return the weight of each row from its target; None for equal weights."""
         return None

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from enfold.arguments import checked
 from enfold.errors import EnfoldError, UnsupportedOutput
+from enfold.metrics.predictions import mean_log_probs
 from enfold.tasks.base import Prediction
 from enfold.tasks.classification import IGNORED, Classification
 
@@ -98,6 +100,11 @@ class Binary(Classification):
                 f"task='{self.name}' needs one logit per target, got outputs of shape {expected} and targets of shape "
                 f"{given}: {hint}"
             )
+
+    def mean_logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of one network with the mean probabilities of the members: (M, B, ...) -> (B, ...)."""
+        logits = outputs.float()
+        return mean_log_probs(F.logsigmoid(logits)) - mean_log_probs(F.logsigmoid(-logits))
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return the probabilities of both classes: (B, 2), or for positions (B, 2, H, W) or (B, T, 2)."""

@@ -176,6 +176,11 @@ class Classification(Task):
         each = members.exp().movedim(-1, class_axis if class_axis < 0 else class_axis + 1)
         return Prediction(probs, each, total, aleatoric, epistemic, class_axis)
 
+    def mean_logits(self, outputs: Tensor) -> Tensor:
+        """Return outputs of one network with the mean probabilities of the members: (M, B, ...) -> (B, ...)."""
+        axis = self._axis(outputs)
+        return mean_log_probs(torch.log_softmax(outputs.float(), dim=axis))
+
     def predictions(self, rows: Rows) -> Predictions:
         """Return log-probabilities and labels; `class_axis` is that of outputs with positions."""
         kind = Predictions if self.class_axis is None else DensePredictions

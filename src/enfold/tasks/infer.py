@@ -38,6 +38,12 @@ def as_task(task: TaskLike) -> Task:
     return TASKS[task]()
 
 
+def first_batch_task(task: TaskLike) -> Task:
+    """Return a task that, from the first batch on, has everything that follows from the shapes of that batch."""
+    found = as_task(task)
+    return found if isinstance(found, Inferred) else FirstBatchTask(given=found)
+
+
 def task_to_dict(task: Task | None) -> dict[str, Any] | None:
     """Return a task as plain values for JSON."""
     if task is None:
@@ -146,6 +152,11 @@ class Inferred(Task):
 
     name: ClassVar[str] = "inferred"
 
+    @property
+    def argument(self) -> Task | None:
+        """The argument from which it was made."""
+        return None
+
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the inferred task."""
         if not self.found:
@@ -154,7 +165,7 @@ class Inferred(Task):
 
     def __repr__(self) -> str:
         """The same as of the argument from which it was made, because checkpoints store the settings of a loss."""
-        return "None"
+        return repr(self.argument)
 
     def rows(self, outputs: Tensor) -> Tensor:
         """Raise an error: `resolve` returns the task to use."""
@@ -177,7 +188,30 @@ class Inferred(Task):
         raise TypeError("resolve() returns the task to use")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
+class FirstBatchTask(Inferred):
+    """A task with everything that follows from the shapes of the first batch, such as the axis of the classes.
+
+    Args:
+        found: The task, after the first batch.
+        given: The task before it.
+    """
+
+    given: Task = field(default_factory=Classification)
+
+    @property
+    def argument(self) -> Task:
+        """The task before the first batch."""
+        return self.given
+
+    def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
+        """Return the task."""
+        if not self.found:
+            self.found.append(self.given.resolve(outputs, targets, own=own))
+        return self.found[0].resolve(outputs, targets, own=own)
+
+
+@dataclass(frozen=True, repr=False)
 class StudentTask(Inferred):
     """The task of a student of a teacher, which follows from the student's outputs for the first batch.
 
@@ -187,6 +221,11 @@ class StudentTask(Inferred):
     """
 
     teacher: Task = field(default_factory=Classification)
+
+    @property
+    def argument(self) -> Task | None:
+        """The argument from which the task of the teacher was made."""
+        return self.teacher.argument if isinstance(self.teacher, Inferred) else self.teacher
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the task of the student."""

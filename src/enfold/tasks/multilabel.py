@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from enfold.arguments import checked
@@ -129,6 +130,11 @@ class Multilabel(Classification):
     def row_losses(self, rows: Rows, smoothing: float | Sequence[float] = 0.0) -> Tensor:
         """Return the loss of each label in equation (2); label smoothing moves targets towards 1/2."""
         return super().row_losses(replace(rows, targets=rows.targets.clamp(min=0)), smoothing)
+
+    def mean_logits(self, outputs: Tensor) -> Tensor:
+        """Return the logits of one network with the mean probabilities of the members: (M, B, ...) -> (B, ...)."""
+        logits = outputs.float()
+        return mean_log_probs(F.logsigmoid(logits)) - mean_log_probs(F.logsigmoid(-logits))
 
     def predict(self, outputs: Tensor) -> Prediction:
         """Return the probability of every label, in the shape of the outputs, and the entropy of each."""

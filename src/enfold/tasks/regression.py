@@ -240,7 +240,7 @@ class Regression(Task):
         """Return the logarithm of the variances, at least `min_variance`."""
         smallest = self.min_variance
         if self.variance == "variance":
-            if bool((raw < 0).any()):
+            if not torch.compiler.is_compiling() and bool((raw < 0).any()):
                 raise EnfoldError(
                     f'outputs for variances must not be negative with variance="variance", got {float(raw.min()):.4g}: '
                     'pass task=Regression(variance="softplus") with your options, or end the network with a softplus'

@@ -14,8 +14,11 @@ from enfold.arguments import checked
 from enfold.errors import EnfoldError, closest
 from enfold.tasks import Inferred, Task, TaskName, as_task
 
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
+MOST = 1_000_000  # epochs and cycles; more are a typing error
+LARGEST = 2**63 - 1  # an integer of PyTorch
+Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]  # in the range of float32
+Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 PerMember = float | tuple[float, ...]
@@ -71,20 +74,20 @@ class TrainConfig:
             as member k of an ensemble does.
     """
 
-    epochs: Annotated[int, Field(ge=0)] = 20
-    batch_size: Annotated[int, Field(ge=1)] = 128
+    epochs: Annotated[int, Field(ge=0, le=MOST)] = 20
+    batch_size: Annotated[int, Field(ge=1, le=LARGEST)] = 128
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
-    lr: Positive | tuple[Positive, ...] = 1e-3
+    lr: Rate | tuple[Rate, ...] = 1e-3
     momentum: BelowOne = 0.9
     nesterov: bool = True
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     weight_decay: NonNegative | tuple[NonNegative, ...] = 1e-2
     decay: Literal["all", "weights"] = "all"
     schedule: Literal["constant", "step", "cosine"] = "cosine"
-    milestones: tuple[float, ...] = (0.3, 0.6, 0.8)
-    step_factor: float = 0.2
-    final_factor: float = 0.0
-    cycles: Annotated[int, Field(ge=1)] = 1
+    milestones: tuple[Fraction, ...] = (0.3, 0.6, 0.8)
+    step_factor: NonNegative = 0.2
+    final_factor: NonNegative = 0.0
+    cycles: Annotated[int, Field(ge=1, le=MOST)] = 1
     tail: Literal["none", "constant", "triangular"] = "none"
     tail_start: Fraction = 0.75
     tail_factor: NonNegative = 0.5
@@ -103,7 +106,7 @@ class TrainConfig:
     task: TaskName | Task | None = None
     device: str = "cpu"
     seed: int = 0
-    first_member: int = 0
+    first_member: Annotated[int, Field(ge=0, le=LARGEST)] = 0
 
     def __post_init__(self) -> None:
         as_task(self.task)  # refuses an unknown name
@@ -143,6 +146,8 @@ class TrainConfig:
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         changed = {name: value for name, value in found.items() if name == "seed" or value != getattr(usual, name)}
         if isinstance(self.task, Inferred):
+            changed["task"] = self.task.argument
+        if changed.get("task", "") is None:
             del changed["task"]
         return {name: repr(value) if isinstance(value, Task) else value for name, value in changed.items()}
 

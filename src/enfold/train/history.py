@@ -98,8 +98,10 @@ def warn_if_unchanged(history: History, what: str, start: str, remedy: str) -> N
     if not unchanged:
         return
     which = "" if count == 1 else f" for students {', '.join(map(str, unchanged))} of {count}"
+    criterion = history.criterion.upper() if history.criterion in ("nll", "mse") else history.criterion
     warnings.warn(
-        f"{what} returned its start, {start}, unchanged{which}: no epoch had a lower NLL on validation data; {remedy}",
+        f"{what} returned its start, {start}, unchanged{which}: no epoch had a lower {criterion} on validation data; "
+        f"{remedy}",
         UnchangedWarning,
         stacklevel=level_outside(),
     )

@@ -32,7 +32,7 @@ from enfold.io.identity import plain
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
-from enfold.tasks import as_task, known_task
+from enfold.tasks import as_task, first_batch_task, known_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import read_checkpoint, save_checkpoint
@@ -100,7 +100,7 @@ def fit(
     refuse_inference_mode("training")
     require(train, "train", "fit")
     config = as_config(config).update(settings)
-    config = config.replace(task=as_task(config.task))
+    config = config.replace(task=first_batch_task(config.task))
     data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called_network(model))
     if outputs is not None:
         set_model_output(model, outputs)

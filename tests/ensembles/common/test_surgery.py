@@ -50,12 +50,12 @@ def test_a_network_that_cannot_be_traced_is_read_in_the_order_of_registration():
     [
         (
             "embedding",
-            r"first layer must be one linear layer or convolution, got 'embed' \(Embedding\): name .* first=",
+            r"first layer must be one linear layer or convolution, got 'embed' \(Embedding\): name .* first_layer=",
         ),
         ("batch_norm_1d", r"first layer must be .* got '0' \(BatchNorm1d\)"),
         ("lstm", r"first layer must be .* got 'cell' \(LSTM\)"),
         ("nested", r"first layer must be one .*'blocks.0.layers.first' \(Linear\) and"),
-        ("gated", r"last layer must be one .* got 'second' \(Linear\) and 'first' \(Linear\): name .* last="),
+        ("gated", r"last layer must be one .* got 'second' \(Linear\) and 'first' \(Linear\): name .* last_layer="),
         ("used_twice", "'layer' is called 2 times"),
     ],
 )
@@ -79,7 +79,9 @@ def test_tensors_between_the_inputs_and_the_first_layer_are_seen():
 def test_given_names_are_checked():
     network = MLP(6, [5, 5], 3)
     assert first_and_last(network, "hidden.1", "hidden.0") == ("hidden.1", "hidden.0")
-    with pytest.raises(EnfoldError, match=r"first= must name .* got 'hidden': choose one of hidden.0, hidden.1, head"):
+    with pytest.raises(
+        EnfoldError, match=r"first_layer= must name .* got 'hidden': choose one of hidden.0, hidden.1, head"
+    ):
         first_and_last(network, first="hidden")
 
 

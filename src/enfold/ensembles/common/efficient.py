@@ -18,7 +18,7 @@ from enfold.engines.layout import find_owners, stack
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
-from enfold.errors import EnfoldError, PartialCoverageWarning, level_outside
+from enfold.errors import EnfoldError, PartialCoverageWarning, UnsuitableNetwork, level_outside
 from enfold.train.batch_norm import TRACKING, reestimate
 
 NormChoice = Literal["own", "shared", "joint"]
@@ -100,7 +100,12 @@ class EfficientEnsemble(Ensemble):
         return sum(sizes[name] for name in self.differing & sizes.keys()) / max(1, sum(sizes.values()))
 
     def warn_if_low_coverage(self) -> None:
-        """Warn, and set `notice` for tables, if members differ in less than half of the network's parameters."""
+        """Warn, and set `notice` for tables, if members differ in less than half of the network's parameters.
+
+        Constructors of methods that are meant to differ in most layers call it last, when all options are stored.
+        Methods whose members have few parameters of their own by design (heads, norm layers, low-rank adapters) do not:
+        the coverage is in their `repr`.
+        """
         coverage = self.coverage()
         options = self.options()
         is_chosen = options.get("include") or options.get("exclude")  # by the user
@@ -210,7 +215,7 @@ def select_layers(
     }
     if not chosen:
         known = ", ".join(kind.__name__ for kind in kinds)
-        raise EnfoldError(
+        raise UnsuitableNetwork(
             f"network must contain a layer of a supported kind ({known}), got none: change the network or the patterns"
         )
     for name, module in chosen.items():

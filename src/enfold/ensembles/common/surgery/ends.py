@@ -10,7 +10,7 @@ from enfold.engines.base import CannotRun
 from enfold.engines.copying import copy_network
 from enfold.engines.stacked import trace_forward
 from enfold.ensembles.common.surgery.layers import LAYERS
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UnsuitableNetwork
 
 
 def first_and_last(network: nn.Module, first: str | None = None, last: str | None = None) -> tuple[str, str]:
@@ -47,15 +47,16 @@ def _choose_name(network: nn.Module, given: str | None, found: list[str], which:
         if not isinstance(modules.get(given), LAYERS):
             known = ", ".join(name for name, module in modules.items() if isinstance(module, LAYERS))
             raise EnfoldError(
-                f"{which}= must name a linear layer or a convolution, got {given!r}: choose one of {known or 'none'}"
+                f"{which}_layer= must name a linear layer or a convolution, got {given!r}: choose one of "
+                f"{known or 'none'}"
             )
         return given
     if len(found) == 1 and isinstance(modules.get(found[0]), LAYERS):
         return found[0]
     kinds = [f"'{name}' ({type(modules[name]).__name__ if name in modules else 'a tensor'})" for name in found]
-    raise EnfoldError(
+    raise UnsuitableNetwork(
         f"the {which} layer must be one linear layer or convolution, got {' and '.join(kinds) or 'none'}: name the "
-        f"right one with {which}=, or use a method that changes no layers"
+        f"right one with {which}_layer=, or use a method that changes no layers"
     )
 
 

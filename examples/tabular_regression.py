@@ -1,0 +1,63 @@
+"""Tabular regression: five FT-Transformers that predict a mean and a variance, distilled to one with both uncertainties.
+
+The ensemble predicts the mixture of its members. Its variance is the sum of an aleatoric part, the noise in the data,
+and an epistemic part, the disagreement of the members; a single network with three outputs learns both parts from it.
+"""
+
+import torch
+from rtdl_revisiting_models import FTTransformer
+from sklearn.datasets import make_friedman1
+
+import enfold
+from enfold.tasks import Regression
+
+FEATURES = 5
+
+
+class Tabular(torch.nn.Module):
+    """An FT-Transformer for numerical features."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        sizes = {"n_blocks": 1, "d_block": 32, "attention_n_heads": 4, "ffn_d_hidden_multiplier": 1.5}
+        dropout = {"attention_dropout": 0.1, "ffn_dropout": 0.1, "residual_dropout": 0.0}
+        self.network = FTTransformer(
+            n_cont_features=FEATURES, cat_cardinalities=[], d_out=outputs, ffn_d_hidden=None, **sizes, **dropout
+        )
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of each row."""
+        return self.network(rows, None)
+
+
+def make_split(number: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the Friedman function of five features with noise, standardized."""
+    rows, values = make_friedman1(number, n_features=FEATURES, noise=1.0, random_state=seed)
+    return torch.tensor(2 * rows - 1, dtype=torch.float32), torch.tensor((values - 14.4) / 5, dtype=torch.float32)
+
+
+def main() -> None:
+    """Train, distil, compare, and show the uncertainty inside and outside of the training data."""
+    train, val, test = make_split(800, 0), make_split(200, 1), make_split(1000, 2)
+
+    # Two outputs for each number: the mean, and a value whose softplus is the variance.
+    task = Regression(head="gaussian", variance="softplus")
+    ensemble = enfold.DeepEnsemble(lambda: Tabular(2), 5)
+    enfold.fit(ensemble, train, val, task=task, epochs=30, lr=3e-3, quiet=True)
+
+    models = {"member 0": ensemble.member(0), "ensemble": ensemble}
+    models["distilled"] = enfold.distill(ensemble, train, val, epochs=15, lr=1e-3, quiet=True)
+    models["distilled, three outputs"] = enfold.distill(
+        ensemble, train, val, student=lambda: Tabular(3), epochs=40, lr=3e-3, quiet=True
+    )
+    models["control"] = enfold.train_control(ensemble, train, val, epochs=15, lr=1e-3, quiet=True)
+    for name, model in models.items():
+        print(enfold.evaluate(model, test, val, reference=ensemble, name=name))
+
+    for where, rows in {"inside": test[0], "outside": 2 * test[0].sign() + test[0]}.items():
+        found = ensemble.predict(rows)
+        print(f"{where}: noise {found.aleatoric.mean():.3f}, disagreement of the members {found.epistemic.mean():.3f}")
+
+
+if __name__ == "__main__":
+    main()

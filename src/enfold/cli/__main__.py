@@ -1,0 +1,6 @@
+"""`python -m enfold.cli` is the command line."""
+
+from enfold.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""The result of a compression: the recommended network, everything that was tried, and why."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from enfold.compress.diagnosis import Diagnosis
+from enfold.errors import EnfoldError
+from enfold.io.files import atomic_path
+from enfold.merge.basin_check import BasinReport
+from enfold.saving import save
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One network that was tried.
+
+    Args:
+        name: Name of the route.
+        idea: What it does.
+        scores: Scores on validation examples; empty if it failed.
+        gain: Fraction of the ensemble's gain in the criterion that it recovers; NaN if there is no gain.
+        cost: Operations of a prediction relative to one member.
+        epochs: Epochs of training.
+        seconds: Duration.
+        note: Why it was stopped or failed; empty otherwise.
+        kind: "reference" for members and ensemble, "control", "merge" or "distillation".
+        network: The network; None for references, and for routes that failed or were dropped.
+    """
+
+    name: str
+    idea: str
+    scores: dict[str, float]
+    gain: float
+    cost: float
+    epochs: int
+    seconds: float
+    note: str = ""
+    kind: str = "distillation"
+    network: nn.Module | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether this network can be shipped."""
+        return self.network is not None and bool(self.scores)
+
+
+@dataclass(frozen=True)
+class Compression:
+    """The network to ship in place of an ensemble, and the evidence for it.
+
+    Args:
+        chosen: The recommended trial.
+        trials: Everything that was tried, references first.
+        diagnosis: What was measured before.
+        columns: The metrics of the table.
+        percent: The metrics that are fractions.
+        budget: The largest cost relative to one member.
+    """
+
+    chosen: Trial
+    trials: list[Trial]
+    diagnosis: Diagnosis
+    columns: tuple[str, ...]
+    percent: frozenset[str]
+    budget: float
+
+    @property
+    def network(self) -> nn.Module:
+        """The network to ship, in eval mode."""
+        network = self.chosen.network
+        if network is None:
+            raise EnfoldError("no network was found: see the table of what was tried")
+        return network
+
+    @property
+    def recommendation(self) -> str:
+        """What to ship and why, in a few sentences."""
+        name, chosen = self.diagnosis.criterion, self.chosen
+        text = f"Ship `{chosen.name}` ({name.upper()} {chosen.scores[name]:.4f}"
+        text += f", {_gain(chosen.gain)} of the ensemble's gain" if math.isfinite(chosen.gain) else ""
+        sentences = [f"{text}, {chosen.cost:.2f}x cost)."]
+        if self.diagnosis.needs_training:
+            sentences.insert(0, "Train the members longer: one more epoch helps a member more than the ensemble does.")
+        control = next((trial for trial in self.trials if trial.kind == "control" and trial.scores), None)
+        if control is chosen:
+            sentences.append("No route from the ensemble is better than training one member longer.")
+        elif control is not None:
+            sentences.append(f"Training one member longer gives {_gain(control.gain)}.")
+        basin = self.diagnosis.basin
+        if basin is not None and not basin.is_one_basin:
+            sentences.append(
+                f"Averaging weights does not apply: members lie in different basins (barrier {basin.largest:.2f})."
+            )
+        if not self.diagnosis.has_gain:
+            sentences.append("The gain of the ensemble itself is within noise.")
+        return " ".join(sentences)
+
+    def rows(self) -> list[list[str]]:
+        """Return the table of what was tried as text, one list per row."""
+        found = []
+        for trial in self.trials:
+            scores = [_shown(trial.scores.get(name), name in self.percent) for name in self.columns]
+            gain = _gain(trial.gain) if trial.scores else "-"
+            mark = "* " if trial is self.chosen else "  "
+            found.append([mark + trial.name, *scores, gain, f"{trial.cost:.2f}x", f"{trial.seconds:.0f}", trial.note])
+        return found
+
+    @property
+    def header(self) -> list[str]:
+        """The names of the columns of `rows`."""
+        names = [f"{name} (%)" if name in self.percent else name for name in self.columns]
+        return ["  tried", *names, "gain", "cost", "seconds", ""]
+
+    def __str__(self) -> str:
+        table = [self.header, *self.rows()]
+        widths = [max(len(row[column]) for row in table) for column in range(len(self.header))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if number in (0, len(row) - 1) else cell.rjust(width)
+                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in table
+        ]
+        return "\n".join([self.recommendation, "", *lines, "", str(self.diagnosis)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        basin = self.diagnosis.basin
+        trials = [
+            {name: value for name, value in vars(trial).items() if name != "network"} | {"chosen": trial is self.chosen}
+            for trial in self.trials
+        ]
+        return {
+            "recommendation": self.recommendation,
+            "budget": self.budget,
+            "diagnosis": {**vars(self.diagnosis), "basin": None if basin is None else _plain(basin)},
+            "trials": [{**trial, "gain": trial["gain"] if math.isfinite(trial["gain"]) else None} for trial in trials],
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the network, the table as JSON and a page to a folder.
+
+        Args:
+            folder: The folder; it is made.
+
+        Returns:
+            The path of the network, `network.safetensors`.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = save(self.network, folder / "network.safetensors", about={"recommendation": self.recommendation})
+        with atomic_path(folder / "compress.json") as temporary:
+            temporary.write_text(json.dumps(self.as_dict(), indent=2) + "\n", encoding="utf-8")
+        self.report(folder / "report.html")
+        return path
+
+    def report(self, path: str | Path) -> Path:
+        """Write the recommendation, the table and the diagnosis as one HTML page."""
+        path = Path(path)
+        with atomic_path(path) as temporary:
+            temporary.write_text(self._page(), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        return self._body()
+
+    def _page(self) -> str:
+        return f"<!doctype html><html lang='en'><meta charset='utf-8'>{STYLE}<body>{self._body()}</body></html>\n"
+
+    def _body(self) -> str:
+        def row(cells: list[str], tag: str, kind: str = "") -> str:
+            inner = "".join(f"<{tag}>{html.escape(cell.strip('* '))}</{tag}>" for cell in cells)
+            return f"<tr{kind}>{inner}</tr>"
+
+        marks = [" class='chosen'" if trial is self.chosen else "" for trial in self.trials]
+        body = "".join(row(cells, "td", mark) for cells, mark in zip(self.rows(), marks, strict=True))
+        findings = "".join(f"<li>{html.escape(each)}</li>" for each in self.diagnosis.sentences())
+        return (
+            f"<h1>Network to ship</h1><p class='advice'>{html.escape(self.recommendation)}</p>"
+            f"<div class='wide'><table>{row(self.header, 'th')}{body}</table></div>"
+            f"<p>Scores on validation examples. Gain: fraction of the ensemble's gain in "
+            f"{html.escape(self.diagnosis.criterion.upper())} over the mean member. Cost: operations of a prediction "
+            f"relative to one member.</p><h2>Diagnosis</h2><ul>{findings}</ul>"
+        )
+
+
+STYLE = """<meta name='viewport' content='width=device-width'><title>Compression</title><style>
+body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1b1b1b}
+.advice{font-size:1.15rem;background:#eef5ee;border-left:4px solid #2a7f3f;padding:.7rem 1rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;white-space:nowrap}th,td{padding:.35rem .8rem;text-align:right}
+th:first-child,td:first-child,td:last-child{text-align:left}tr{border-bottom:1px solid #ddd}
+.chosen{font-weight:600;background:#eef5ee}</style>"""
+
+
+def _plain(basin: BasinReport) -> dict[str, Any]:
+    barriers = {f"{one}, {other}": value for (one, other), value in basin.barriers.items()}
+    return {**vars(basin), "barriers": barriers, "losses": list(basin.losses)}
+
+
+def _shown(value: float | None, percent: bool) -> str:
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{100 * value:.2f}" if percent else f"{value:.4f}"
+
+
+def _gain(gain: float) -> str:
+    """Return the gain in percent; networks far worse than a member have no meaningful number."""
+    if not math.isfinite(gain):
+        return "-"
+    return "< -100 %" if gain < -1 else f"{100 * gain:.0f} %"

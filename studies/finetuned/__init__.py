@@ -1,0 +1,1 @@
+"""Merges of members that were fine-tuned from one network."""

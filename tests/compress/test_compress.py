@@ -1,0 +1,198 @@
+"""compress: the choice is never worse than the best member or the control, and its reasons are stated."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import enfold
+from enfold import EnfoldError
+from enfold.compress.search import parse_budget, parse_time
+from enfold.distill.losses.kd import KD
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SETTINGS = {"epochs": 4, "lr": 5e-3, "batch_size": 32, "quiet": True}
+
+
+def examples(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(number, 6, generator=source)
+    noise = 0.7 * torch.randn(number, generator=source)
+    return inputs, ((inputs[:, 0] * inputs[:, 1] + inputs[:, 2] + noise) > 0).long()
+
+
+TRAIN, VAL = examples(0, 160), examples(1, 300)
+
+
+def make(width: int = 24) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+@pytest.fixture(scope="module")
+def members():
+    ensemble = enfold.DeepEnsemble(make, 3, seed=0)
+    enfold.fit(ensemble, TRAIN, epochs=40, lr=1e-2, batch_size=32, select="last", quiet=True)
+    return ensemble
+
+
+@pytest.fixture(scope="module")
+def result(members):
+    return enfold.compress(members, TRAIN, VAL, **SETTINGS)
+
+
+def test_the_choice_is_never_worse_than_the_best_member_or_the_control(result, members):
+    losses = {trial.name: trial.scores["nll"] for trial in result.trials if trial.is_candidate}
+    assert result.chosen.scores["nll"] == min(losses.values())
+    assert {"best member", "control"} <= losses.keys()
+    found = enfold.evaluate(result.network, VAL).scores["nll"]
+    assert found == pytest.approx(result.chosen.scores["nll"], rel=1e-5)
+    assert type(result.network) is nn.Sequential
+
+
+def test_references_and_gain_are_those_of_the_members(result, members):
+    each = [enfold.evaluate(member, VAL).scores["nll"] for member in members]
+    ensemble = enfold.evaluate(members, VAL).scores["nll"]
+    assert result.diagnosis.mean_member == pytest.approx(sum(each) / 3, rel=1e-5)
+    assert result.diagnosis.ensemble == pytest.approx(ensemble, rel=1e-5)
+    own = result.chosen.scores["nll"]
+    expected = (own - sum(each) / 3) / (ensemble - sum(each) / 3)
+    assert result.chosen.gain == pytest.approx(expected, rel=1e-4)
+
+
+def test_members_of_different_basins_are_not_averaged(result):
+    assert not result.diagnosis.is_one_basin
+    assert "average" not in [trial.name for trial in result.trials]
+    assert "different basins" in result.recommendation
+
+
+def test_members_of_one_basin_are_averaged(members):
+    base = members.member(0)
+    near = []
+    for seed in range(3):
+        network = copy.deepcopy(base)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+                parameter += 0.02 * noise * parameter.std()
+        near.append(network)
+    found = enfold.compress(near, TRAIN, VAL, **{**SETTINGS, "epochs": 1})
+    assert found.diagnosis.is_one_basin
+    assert "average" in [trial.name for trial in found.trials]
+
+
+def test_members_are_not_changed(members):
+    before = {name: tensor.clone() for name, tensor in members.state_dict().items()}
+    enfold.compress(members, TRAIN, VAL, **{**SETTINGS, "epochs": 1})
+    assert all(torch.equal(before[name], tensor) for name, tensor in members.state_dict().items())
+
+
+def test_the_result_is_printed_saved_and_drawn(result, tmp_path):
+    text = str(result)
+    assert text.startswith("Ship `")
+    assert all(trial.name in text for trial in result.trials)
+    path = result.save(tmp_path / "model")
+    stored = json.loads((tmp_path / "model" / "compress.json").read_text())
+    assert [trial["name"] for trial in stored["trials"] if trial["chosen"]] == [result.chosen.name]
+    page = (tmp_path / "model" / "report.html").read_text()
+    assert result.chosen.name in page
+    assert "<script" not in page
+    loaded = enfold.load(path, make())
+    torch.testing.assert_close(loaded(VAL[0]), result.network(VAL[0]))
+
+
+def test_an_interrupted_search_continues(members, tmp_path, monkeypatch):
+    calls = []
+    distil = enfold.compress.routes.distill
+
+    def counted(*args, **kwargs):
+        calls.append((kwargs["title"], kwargs["config"].epochs))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return distil(*args, **kwargs)
+
+    monkeypatch.setattr("enfold.compress.routes.distill", counted)
+    with pytest.raises(KeyboardInterrupt):
+        enfold.compress(members, TRAIN, VAL, folder=tmp_path, **SETTINGS)
+    first = list(calls)
+    again = enfold.compress(members, TRAIN, VAL, folder=tmp_path, **SETTINGS)
+    assert calls[len(first)] == first[-1]
+    assert not set(calls[len(first) :]) & set(first[:2]), "finished trials are not repeated"
+    fresh = enfold.compress(members, TRAIN, VAL, **SETTINGS)
+    assert again.chosen.scores["nll"] == pytest.approx(fresh.chosen.scores["nll"], rel=1e-6)
+
+
+def test_a_time_limit_holds(members):
+    import time
+
+    started = time.monotonic()
+    found = enfold.compress(members, TRAIN, VAL, time="2 s", **{**SETTINGS, "epochs": 5000})
+    assert time.monotonic() - started < 20
+    assert found.chosen.is_candidate
+    assert all(trial.epochs < 5000 for trial in found.trials)
+
+
+def test_a_smaller_student_meets_a_smaller_budget(members):
+    found = enfold.compress(members, TRAIN, VAL, budget="0.5x", student=lambda: make(6), **SETTINGS)
+    assert found.network[0].out_features == 6
+    assert found.chosen.cost <= 0.5
+    with pytest.raises(EnfoldError, match="cheapest"):
+        enfold.compress(members, TRAIN, VAL, budget=0.1, student=lambda: make(12), **{**SETTINGS, "epochs": 1})
+
+
+def test_a_regression():
+    targets = [inputs[:, :1] * 2 + inputs[:, 1:2] ** 2 for inputs in (TRAIN[0], VAL[0])]
+    ensemble = enfold.DeepEnsemble(lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)), 3)
+    enfold.fit(ensemble, (TRAIN[0], targets[0]), epochs=20, lr=1e-2, quiet=True)
+    found = enfold.compress(ensemble, (TRAIN[0], targets[0]), (VAL[0], targets[1]), **SETTINGS)
+    assert found.diagnosis.criterion == "mse"
+    assert found.chosen.scores["mse"] <= found.diagnosis.best_member_loss
+
+
+WRONG = {
+    "one network": lambda: enfold.compress([make()], TRAIN, VAL),
+    "identical members": lambda: enfold.compress([copy.deepcopy(net) for net in [make()] * 3], TRAIN, VAL),
+    "no validation examples": lambda: enfold.compress([make(), make()], TRAIN),
+    "budget": lambda: enfold.compress([make(), make()], TRAIN, VAL, budget="cheap"),
+    "budget must be at least 1x": lambda: enfold.compress([make(), make()], TRAIN, VAL, budget=0.5),
+    "time": lambda: enfold.compress([make(), make()], TRAIN, VAL, time="soon"),
+    "models must be": lambda: enfold.compress(3, TRAIN, VAL),
+    "network must be given": lambda: enfold.compress(["a.pt", "b.pt"], TRAIN, VAL),
+    "compress needs train": lambda: enfold.compress([make(), make()], None, VAL),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_arguments_are_refused(words):
+    with pytest.raises(EnfoldError, match=words.split()[0]):
+        WRONG[words]()
+
+
+def test_networks_of_different_architectures_are_distilled_only():
+    networks = [make(24), nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2))]
+    found = enfold.compress(networks, TRAIN, VAL, student=make, **SETTINGS)
+    assert {trial.kind for trial in found.trials} == {"reference", "distillation"}
+    assert found.chosen.kind == "distillation"
+
+
+@pytest.mark.parametrize(("text", "value"), [("1x", 1.0), (0.5, 0.5), (" 2 x", 2.0), ("1.5", 1.5)])
+def test_budgets(text, value):
+    assert parse_budget(text) == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("30 min", 1800), ("2h", 7200), (45, 45), ("30m", 1800), (None, None)])
+def test_durations(text, value):
+    assert parse_time(text) == value
+
+
+def test_routes_match_functions():
+    routes = {route.name: route for route in _routes()}
+    assert routes["distill"].loss == KD(alpha=1.0, temperature=1.0)
+    assert routes["distill + labels"].loss.alpha == 0.5
+
+
+def _routes():
+    data = enfold.compress.search.as_data(TRAIN, VAL)
+    setting = enfold.compress.routes.Setting(None, data, enfold.tasks.Classification(), None, None)  # type: ignore
+    return enfold.compress.routes.find_distillations(setting)
