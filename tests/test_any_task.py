@@ -375,7 +375,7 @@ def test_methods_for_tensors_in_memory(method, name):
     ensemble = methods("ensemble")[method].target(network, num_members=2, seed=0)
     with torch.no_grad():
         start = problem.loss(member_logits(ensemble, x).mean(0), y)
-    enfold.fit(ensemble, (x, y), (x, y), epochs=30, batch_size=3, lr=0.02, task=problem.task, quiet=True)
+    enfold.fit(ensemble, (x, y), (x, y), epochs=8, batch_size=3, lr=0.05, task=problem.task, quiet=True)
     outputs = member_logits(ensemble, x)
     assert outputs.shape[1:] == network(x).shape
     assert problem.loss(outputs.mean(0), y) < start
@@ -459,14 +459,36 @@ def divergence(name, outputs, teachers, y):
     return rows[known].mean()
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("name", ["tokens", "gaussian"])
+def test_distillation_takes_every_structure(name, structure):
+    problem = PROBLEMS[name]
+    networks = [problem.network(structure, seed) for seed in range(2)]
+    settings = {"init": networks[0], "epochs": 1, "lr": 0.01, "task": problem.task, "quiet": True}
+    found = enfold.distill(networks, loader(name, structure), loss=KD(alpha=0.5), **settings)
+    expected = enfold.distill(
+        [problem.network("dict", seed) for seed in range(2)],
+        loader(name),
+        loss=KD(alpha=0.5),
+        **{**settings, "init": problem.network("dict", 0)},
+    )
+    for key, value in expected.state_dict().items():
+        assert_close(found.state_dict()[key], value)
+
+
 # Merges: every one with every task.
 
-SHORT = {"straight_through": {"epochs": 1}, "perm_avg": {"epochs": 2, "quiet": True, "select": "last"}}
+SHORT = {
+    "straight_through": {"epochs": 1},
+    "perm_avg": {"epochs": 2, "quiet": True, "select": "last"},
+    "fisher": {"examples": 6},
+    "regmean": {"examples": 6},
+}
 EXACT = (
     "activation_matching", "c2m3", "merge_many", "ot_fusion", "straight_through", "weight_matching", "zipit"
 )  # fmt: skip
 """Merges that give back a network from permuted copies of it."""
-TASK = ("perm_avg", "soup", "straight_through")
+TASK = ("fisher", "perm_avg", "soup", "straight_through", "task_arithmetic", "wise_ft")
 """Merges that use targets."""
 
 
@@ -479,6 +501,10 @@ def test_every_merge(method, name):
     twin = shuffled(network, symmetries(network, {"x": x, "z": z}))
     function = methods("merge")[method].target
     options = SHORT.get(method, {}) | ({"task": problem.task} if method in TASK else {})
+    if "base" in inspect.signature(function).parameters:
+        options |= {"base": network}
+    if method == "wise_ft":
+        options |= {"val": batches}
     if method == "repair":
         found = function(copy.deepcopy(network), [network, twin], batches)
     elif method == "soup":
@@ -489,6 +515,26 @@ def test_every_merge(method, name):
     assert bool(outputs.isfinite().all())
     if method in EXACT or method in ("repair", "soup"):
         assert_close(outputs, expected, 1e-4)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("kind", ["repair", "rescale", "closed_form", "reset"])
+def test_repair_takes_every_structure(kind, structure):
+    """Units of the mean of two copies have the statistics of the copies already."""
+    network = PROBLEMS["classes"].network(structure).eval()
+    found = merge.average([network, copy.deepcopy(network)], loader("classes", structure), repair=kind)
+    assert_close(outputs_of(found, *examples("classes", 1)), outputs_of(network, *examples("classes", 1)), 1e-4)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_batch_norm_statistics_are_measured_for_every_structure(structure):
+    networks = [PROBLEMS["dense"].network(structure, seed, norm=True) for seed in range(2)]
+    found = merge.average(networks, loader("dense", structure))
+    seen = []
+    found.norm.register_forward_pre_hook(lambda layer, args: seen.append(args[0]))
+    for seed in (1, 2):
+        outputs_of(found, *examples("dense", seed))
+    assert_close(found.norm.running_mean, torch.cat(seen).mean((0, 2, 3)))
 
 
 @every_task
@@ -523,13 +569,16 @@ def test_perm_avg_learns_from_the_members(name):
 
 
 @every_task
-def test_cost(name):
-    network = PROBLEMS[name].network()
-    x, z, _ = examples(name, 1)
-    ensemble = DeepEnsemble([network, network])
-    found = enfold.measure(
-        {"one": network, "two": ensemble}, "one", {"x": x[0], "z": z[0]}, batch_sizes=(1, 3), rounds=1, warmup=0
-    )
+def test_flops(name):
+    network, (x, z, _) = PROBLEMS[name].network(), examples(name, 1)
+    one, two = (enfold.cost.flops(each, {"x": x, "z": z}) for each in (network, DeepEnsemble([network, network])))
+    assert two == 2 * one > 0
+
+
+def test_cost():
+    network, (x, z, _) = PROBLEMS["tokens"].network(), examples("tokens", 1)
+    models = {"one": network, "two": DeepEnsemble([network, network])}
+    found = enfold.measure(models, "one", {"x": x[0], "z": z[0]}, batch_sizes=(1, 3), rounds=1, warmup=0)
     assert found["two"].flops == 2 * found["one"].flops > 0
     assert found["one"].peak_memory > 0
 

@@ -60,6 +60,8 @@ def symmetries(network: nn.Module, example: Any, *, seed: int = 0, logits_only: 
             return _nothing(state, f"the graph cannot be recorded: {error}")
         except VerificationError as error:
             return _nothing(state, f"nothing could be verified: {error}")
+        if tracer.branches:
+            verifier = verifier.with_variants()
         found = _verified(verifier, tracer, find_candidates(tracer, _aliases(network, skeleton)))
         return replace(found, note=_decisions(tracer), deciding=tuple(tracer.decisions))
 

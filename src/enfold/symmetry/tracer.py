@@ -2,7 +2,9 @@
 
 Operations are seen as PyTorch dispatches them: linear layers are matrix products, and attention is matrix products and
 a softmax. Control flow that depends on values is not visible, so everything that such a module touches is fixed; the
-modules that it calls are traced from their inputs to their outputs.
+modules that it calls are traced from their inputs to their outputs. Control flow that depends on integer inputs only,
+such as masks and lengths, is the same for all orders of units; it is followed as it is for the example, unless some
+parameter is not used then, as in a network with a branch for other inputs.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Value:
     origins: tuple[frozenset[TensorAxis], ...]
     data: bool = True  # depends on the network's input
     constant: bool = False  # depends neither on the input nor on permutable axes
+    integral: bool = False  # depends on integer inputs and constants only
     numbers: Term | None = None  # its values are indices into this axis
     pending: tuple[tuple[Term, Term], ...] = ()  # axes to unify if the value is used
 
@@ -94,6 +97,9 @@ class AxisTracer(TorchDispatchMode):
         self.all_sizes: list[tuple[int, ...]] = []  # of all its results
         self._values: dict[int, Value] = {}
         self._retained: list[Tensor] = []  # so that no two tensors have the same id
+        self.branches: dict[str, str] = {}  # modules that branch on integer inputs, with the location
+        self._written: set[int] = set()  # memory into which something else than integer inputs was written
+        self._used: set[int] = set()  # tensors that an operation read
         self.decisions: dict[str, str] = {}  # modules whose control flow depends on a value, and the place
         self.strides: tuple[int, ...] = ()  # of the first argument
         self._running: list[str] = []
@@ -119,7 +125,8 @@ class AxisTracer(TorchDispatchMode):
             self._store(tensor, self.tensors[name])
         example = clone(example)
         for tensor in tensors(example):
-            self._store(tensor, self.new("they are the network's inputs", tensor.shape))
+            value = self.new("they are the network's inputs", tensor.shape)
+            self._store(tensor, replace(value, integral=not (tensor.is_floating_point() or tensor.is_complex())))
         try:
             named = track_modules(skeleton.network, self._running, self._touch, self._on_exit)
             with (
@@ -135,6 +142,9 @@ class AxisTracer(TorchDispatchMode):
             raise TraceError((str(error).strip() or type(error).__name__).splitlines()[0]) from error
         for tensor in outputs:
             self.fix(self.value(tensor), "they are the network's outputs")
+        if any(id(tensor) not in self._used for name, tensor in held.items() if name in skeleton.parameters):
+            self.decisions = {**self.branches, **self.decisions}
+            self.branches = {}
         for name, decision in self.decisions.items():
             for tensor in self._touched[name]:
                 self.fix(self.value(tensor), decision)
@@ -154,8 +164,13 @@ class AxisTracer(TorchDispatchMode):
         given = tree_map(
             lambda one: self._read_argument(one, shared) if isinstance(one, Tensor) else one, (tuple(args), kwargs)
         )
-        if _gives_python_a_value(func, self.name, args) and not all(value.constant for value in _values_in(given)):
-            self._record_decision(f"aten.{self.name}")
+        self._used |= {id(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        if _gives_python_a_value(func, self.name, args):
+            deciding = given[0][1:2] if self.name.startswith("index") else given
+            self._record_decision(f"aten.{self.name}", _values_in(deciding))
+        integral = self._is_integral(_values_in(given), (args, kwargs))
+        if func._schema.is_mutable and not integral:
+            self._written |= {_memory(one) for one in _written_by(func, args, kwargs)}
         self._touch(self._module, (args, kwargs))
         carried = self._follow_numbers(*given)
         found = RULES.get(self.name) or RULES.get(self.name.removesuffix("_"))
@@ -179,6 +194,7 @@ class AxisTracer(TorchDispatchMode):
             for tensor, value in zip(returned, labels, strict=False):
                 if isinstance(tensor, Tensor):
                     made = replace(self._check_sizes(tensor, value, given), numbers=carried or value.numbers)
+                    made = replace(made, integral=integral or value.integral)
                     self._store(tensor, replace(made, data=False, constant=True) if constant else made)
         return result
 
@@ -216,7 +232,7 @@ class AxisTracer(TorchDispatchMode):
 
     def _read_argument(self, tensor: Tensor, shared: bool) -> Value:
         """Return the labels of an argument; a uniform tensor that is only read gets new labels."""
-        value = self.value(tensor)
+        value = self._with_writes(tensor)
         if not shared and _memory(tensor) in self._uniform:
             return replace(value, terms=self.new(None, tensor.shape).terms)
         return value
@@ -252,10 +268,25 @@ class AxisTracer(TorchDispatchMode):
     def _read(self, tensor: Tensor) -> None:
         if not self.value(tensor).constant:
             self._touch(self._module, tensor)
-            self._record_decision("reading a tensor")
+            self._record_decision("reading a tensor", [self._with_writes(tensor)])
 
-    def _record_decision(self, what: str) -> None:
-        self.decisions.setdefault(self._module, f"{what} in {self._place()} decides by a value")
+    def _with_writes(self, tensor: Tensor) -> Value:
+        value = self.value(tensor)
+        return replace(value, integral=value.integral and _memory(tensor) not in self._written)
+
+    def _is_integral(self, values: Sequence[Value], given: Any) -> bool:
+        """Return whether the arguments of an operation depend on integer inputs and constants only."""
+        tensors = (one for one in tree_leaves(given) if isinstance(one, Tensor))
+        return all(value.integral or value.constant for value in values) and not any(
+            _memory(tensor) in self._written for tensor in tensors
+        )
+
+    def _record_decision(self, what: str, by: Sequence[Value]) -> None:
+        """Record that the current module decides by these values; constants decide the same in every call."""
+        if all(value.constant for value in by):
+            return
+        found = self.branches if all(value.integral or value.constant for value in by) else self.decisions
+        found.setdefault(self._module, f"{what} in {self._place()} decides by a value")
 
     @property
     def _module(self) -> str:
@@ -360,6 +391,13 @@ def _values_in(given: Any) -> list[Value]:
         return [given]
     parts = given.values() if isinstance(given, dict) else given if isinstance(given, tuple | list) else ()
     return [value for part in parts for value in _values_in(part)]
+
+
+def _written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the arguments into which an operation writes."""
+    names = [each.name for each in func._schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+    given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+    return [one for name in names for one in tree_leaves(given.get(name)) if isinstance(one, Tensor)]
 
 
 def _memory(tensor: Tensor) -> int:

@@ -44,6 +44,7 @@ class Verifier:
     inputs: Any
     outputs: Tensor
     source: torch.Generator
+    variants: tuple[tuple[Any, Tensor], ...] = ()  # other inputs with their outputs
 
     @staticmethod
     def create(skeleton: Skeleton, state: State, example: Any, source: torch.Generator) -> Verifier:
@@ -89,7 +90,22 @@ class Verifier:
             state = apply_orders(self.state, ((group, self._order(group.size)) for group in moved))
             if not self._same(run(self.skeleton, state, self.inputs)):
                 return False
+            for inputs, outputs in self.variants:
+                if not _is_same(run(self.skeleton, state, inputs), outputs):
+                    return False
         return True
+
+    def with_variants(self) -> Verifier:
+        """Return the verifier with other masks, too, for networks that branch on them."""
+        found = ((inputs, self._run_variant(inputs)) for inputs in _vary_masks(self.inputs))
+        return replace(self, variants=tuple((inputs, outputs) for inputs, outputs in found if outputs is not None))
+
+    def _run_variant(self, inputs: Any) -> Tensor | None:
+        try:
+            outputs = run(self.skeleton, self.state, inputs)
+        except Exception:  # the network does not take such a mask
+            return None
+        return outputs if bool(outputs.isfinite().all()) else None
 
     def is_invariant_to_matrices(self, groups: Sequence[Group]) -> bool:
         """Return whether random matrices, applied to each axis according to its role, leave the outputs unchanged."""
@@ -110,8 +126,7 @@ class Verifier:
                 return order
 
     def _same(self, outputs: Tensor) -> bool:
-        scale = float(self.outputs.abs().max())
-        return bool((outputs - self.outputs).abs().max() <= TOLERANCE * scale)
+        return _is_same(outputs, self.outputs)
 
     def find_used(self, candidates: Sequence[Candidate]) -> list[bool]:
         """Return whether the outputs depend on each candidate; if they do not, any order would pass.
@@ -155,6 +170,33 @@ class Verifier:
         alone = (replace(group, axes=(axis,)) for axis in group.axes if axis.name in names)
         states = (permuted(self.state, one, self._order(group.size)) for one in alone)
         return any(not self._same(run(self.skeleton, state, self.inputs)) for state in states)
+
+
+def _is_same(outputs: Tensor, expected: Tensor) -> bool:
+    if outputs.shape != expected.shape:
+        return False
+    return bool((outputs - expected).abs().max() <= TOLERANCE * float(expected.abs().max()))
+
+
+def _vary_masks(inputs: Any) -> Iterator[Any]:
+    """Yield the inputs with other masks: of ones, and with a 0 at the end and at the beginning of the last axis."""
+    masks = {id(tensor) for tensor in tensors(inputs) if _is_mask(tensor)}
+    for place, value in ((slice(None), 1), (slice(-1, None), 0), (slice(0, 1), 0)) if masks else ():
+
+        def change(tensor: Tensor, place: slice = place, value: int = value) -> Tensor:
+            if id(tensor) not in masks:
+                return tensor
+            changed = torch.ones_like(tensor)
+            changed[..., place] = value
+            return changed
+
+        yield map_tensors(change, inputs)
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex() or not tensor.ndim:
+        return False
+    return tensor.dtype == torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def _moves(gradient: Tensor | None) -> bool:

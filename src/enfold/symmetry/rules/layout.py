@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from enfold.symmetry.labels import ONE, Term
@@ -246,6 +247,16 @@ def cat(tracer: AxisTracer, values: Sequence[Value], dim: int = 0) -> Value:
 def stack(tracer: AxisTracer, values: Sequence[Value], dim: int = 0) -> Value:
     """Concatenate values along a new axis."""
     return cat(tracer, [unsqueeze(tracer, value, dim) for value in values], dim % (values[0].ndim + 1))
+
+
+@rule("_pack_padded_sequence")
+def pack_sequence(tracer: AxisTracer, x: Value, lengths: Value, *_: object) -> Values:
+    """Select positions of a batch of sequences (B, T, ...) by their lengths; the other axes are unchanged."""
+    for term in x.terms[:2]:
+        tracer.labels.fix(term, tracer.why)
+    rows, sizes = (tracer.new(tracer.why, shape) for shape in ((tracer.all_sizes[0][0],), tracer.all_sizes[1]))
+    packed = Value((*rows.terms, *x.terms[2:]), (NOWHERE,) * (x.ndim - 1), x.data)
+    return packed, replace(sizes, integral=lengths.integral)
 
 
 @rule("constant_pad_nd")
