@@ -274,7 +274,7 @@ def shuffled(network: nn.Module, symmetry) -> nn.Module:
 SETTINGS = {
     "hyper_deep_ensemble": {"candidates": 2, "stratify": False},
     "mc_dropout": {"inject": 0.1},
-    "mimo": {"first": "first", "last": "head"},
+    "mimo": {"first_layer": "first", "last_layer": "head"},
     "multi_head": {"split": "head"},
     "masksembles": {"min_features": 4},
     "subspace_sampling": {"fitted": 2},
@@ -478,7 +478,11 @@ def test_distillation_takes_every_structure(name, structure):
 
 # Merges: every one with every task.
 
-SHORT = {"straight_through": {"epochs": 1}, "perm_avg": {"epochs": 2, "quiet": True, "select": "last"}}
+SHORT = {
+    "straight_through": {"epochs": 1},
+    "wise_ft": {"alpha": 0.5},
+    "perm_avg": {"epochs": 2, "quiet": True, "select": "last"},
+}
 EXACT = (
     "activation_matching", "c2m3", "merge_many", "ot_fusion", "straight_through", "weight_matching", "zipit"
 )  # fmt: skip
@@ -495,7 +499,9 @@ def test_every_merge(method, name):
     x, z, y = examples(name, 1)
     twin = shuffled(network, symmetries(network, {"x": x, "z": z}))
     function = methods("merge")[method].target
-    options = SHORT.get(method, {}) | ({"task": problem.task} if method in TASK else {})
+    known = inspect.signature(function).parameters
+    options = SHORT.get(method, {}) | ({"task": problem.task} if method in TASK or "task" in known else {})
+    options |= {"base": network} if "base" in known else {}
     if method == "repair":
         found = function(copy.deepcopy(network), [network, twin], batches)
     elif method == "soup":
