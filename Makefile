@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke results docs check bench zoo goldens readme install-check clean
+.PHONY: help demo test slow smoke results docs check bench zoo goldens readme examples install-check clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -57,6 +57,7 @@ install-check: ## install into an empty environment, start every verb: core, all
 
 bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/members.py
+	$(BIN)/python bench/batches.py
 	$(BIN)/python bench/efficient_ensembles.py
 	$(BIN)/python bench/distillation.py
 	$(BIN)/python bench/corruptions.py
@@ -65,6 +66,16 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/matching.py --large
 	$(BIN)/python bench/landscape.py
 	$(BIN)/python bench/report.py
+
+EXAMPLES := .venv/.examples
+$(EXAMPLES): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,examples]'
+	touch $(EXAMPLES)
+
+examples: $(EXAMPLES) ## run the examples with networks of other packages, in about two minutes
+	for file in $(filter-out examples/quality.py,$(wildcard examples/*.py)); do \
+		echo "$$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -k plain
 
 ZOO := .venv-zoo/.ready
 $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt

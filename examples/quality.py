@@ -1,17 +1,17 @@
 """Measure ensembles, distilled networks and controls on tasks other than image classification.
 
-    python examples/quality.py                 # all cells that are not in runs/tasks yet, then results/tasks.json
+    python examples/quality.py                 # all cells that are not in runs/tasks yet
     python examples/quality.py tokens --seeds 0
 
 A cell is one task and one seed. Its scores are in runs/tasks/<task>-<seed>.json; cells that exist are not run again.
-The control is a member that is trained on labels for as long as the distilled network.
+The control is a member that is trained on labels for as long as the distilled network. The summary is written to
+results/tasks.json and docs/tasks.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -32,7 +32,8 @@ import enfold
 from enfold.saving import versions
 from enfold.tasks import Regression
 
-CELLS, RESULT = Path("runs/tasks"), Path("results/tasks.json")
+CELLS, RESULT, PAGE = Path("runs/tasks"), Path("results/tasks.json"), Path("docs/tasks.md")
+START, END = "<!-- results -->", "<!-- end of results -->"
 SEEDS = (0, 1, 2)
 Splits = tuple[Any, Any, Any]
 
@@ -110,7 +111,7 @@ def mlp(features: int, outputs: int) -> Callable[[], torch.nn.Module]:
 def scenes(seed: int) -> Splits:
     """Return the images of `segmentation.py`."""
     make = segmentation.make_scenes
-    return make(500, seed=10 * seed), make(100, seed=10 * seed + 1), make(400, "test", seed=10 * seed)
+    return make(700, seed=10 * seed), make(100, seed=10 * seed + 1), make(400, "test", seed=10 * seed)
 
 
 def sentences(seed: int) -> Splits:
@@ -130,7 +131,11 @@ def sentences(seed: int) -> Splits:
 GAUSSIAN = Regression(head="gaussian", variance="softplus")
 CLASSES = ("accuracy", "miou", "nll", "ece")
 NUMBERS = ("rmse", "nll", "crps", "coverage_90", "width_90")
-SCENES = {"batch_size": 25, "epochs": 20}
+SCENES = {"batch_size": 25, "epochs": 24}
+GAIN = "gain recovered (NLL)"
+HEADINGS = {"rmse": "RMSE", "nll": "NLL", "crps": "CRPS", "coverage_90": "coverage of 90 % intervals (%)"}
+HEADINGS |= {"width_90": "their width", "accuracy": "accuracy (%)", "miou": "mIoU (%)", "ece": "ECE (%)"}
+PERCENT = ("accuracy", "miou", "ece", "coverage_90")
 TABLES = {"batch_size": 32, "lr": 1e-3}
 
 
@@ -205,13 +210,36 @@ def summarize() -> dict[str, Any]:
         rows = {}
         for model in cells[0]["scores"]:
             values = {metric: [cell["scores"][model][metric] for cell in cells] for metric in setting.metrics}
-            values["gain recovered (NLL)"] = gain(cells, model, "nll")
+            values[GAIN] = gain(cells, model, "nll")
             rows[model] = {
                 metric: {"mean": mean(each), "std": stdev(each), "values": each} for metric, each in values.items()
             }
         settings = {"members": setting.members, "fit": repr(setting.fit), "distill": repr(setting.distill)}
         tasks[name] = {"settings": settings, "models": rows, "cells": [dict(cell, scores=None) for cell in cells]}
     return {"command": "python examples/quality.py", "seeds": list(SEEDS), "tasks": tasks}
+
+
+def markdown(tasks: dict[str, Any]) -> str:
+    """Return the tables of the page: mean ± standard deviation over seeds."""
+    lines = []
+    for metrics in (NUMBERS, CLASSES):
+        shown = {name: task["models"] for name, task in tasks.items() if SETTINGS[name].metrics == metrics}
+        header = [HEADINGS[metric] for metric in metrics] + ["gain recovered (%)"]
+        lines += ["| | " + " | ".join(header) + " |", "| --- |" + " ---: |" * len(header)]
+        for name, models in shown.items():
+            lines.append(f"| **{name}**, ensemble of {SETTINGS[name].members} |" + " |" * len(header))
+            for model, scores in models.items():
+                cells = [_shown(scores[metric], metric in PERCENT) for metric in metrics]
+                own = {"mean member": "0", "ensemble": "100"}.get(model)
+                cells.append(own or "{:.0f} ± {:.0f}".format(*(100 * scores[GAIN][key] for key in ("mean", "std"))))
+                lines.append(f"| {model} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _shown(score: dict[str, float], is_percent: bool) -> str:
+    factor, digits = (100, 1) if is_percent else (1, 3)
+    return f"{factor * score['mean']:.{digits}f} ± {factor * score['std']:.{digits}f}"
 
 
 def main(arguments: list[str]) -> None:
@@ -233,8 +261,10 @@ def main(arguments: list[str]) -> None:
                     flush=True,
                 )
     found = summarize()
-    if found["tasks"] and all(math.isfinite(len(each)) for each in found["tasks"].values()):
-        RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    before, _, rest = PAGE.read_text().partition(START)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{START}\n{markdown(found['tasks'])}\n{END}{after}")
 
 
 if __name__ == "__main__":

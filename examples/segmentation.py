@@ -59,12 +59,8 @@ def main() -> None:
     net = enfold.distill(ensemble, train, val, epochs=5, **settings)
     control = enfold.train_control(ensemble, train, val, epochs=5, **settings)
 
-    for name, model in {
-        "member 0": ensemble.member(0),
-        "ensemble": ensemble,
-        "distilled": net,
-        "control": control,
-    }.items():
+    models = {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}
+    for name, model in models.items():
         print(enfold.evaluate(model, test, reference=ensemble, name=name))
 
     prediction = ensemble.predict(test[0][:8])

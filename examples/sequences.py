@@ -58,12 +58,8 @@ def main() -> None:
     enfold.fit(ensemble, train, val, epochs=12, lr=1e-2, quiet=True)
     net = enfold.distill(ensemble, train, val, epochs=8, lr=3e-3, quiet=True)
     control = enfold.train_control(ensemble, train, val, epochs=8, lr=3e-3, quiet=True)
-    for name, model in {
-        "member 0": ensemble.member(0),
-        "ensemble": ensemble,
-        "distilled": net,
-        "control": control,
-    }.items():
+    models = {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}
+    for name, model in models.items():
         print(enfold.evaluate(model, test, reference=ensemble, name=name))
 
     words, lengths, _ = next(iter(test))

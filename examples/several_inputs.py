@@ -37,12 +37,8 @@ def main() -> None:
     enfold.fit(ensemble, train, val, task="binary", epochs=15, lr=5e-3, batch_size=64, quiet=True)
     net = enfold.distill(ensemble, train, val, epochs=10, lr=1e-3, batch_size=64, quiet=True)
     control = enfold.train_control(ensemble, train, val, epochs=10, lr=1e-3, batch_size=64, quiet=True)
-    for name, model in {
-        "member 0": ensemble.member(0),
-        "ensemble": ensemble,
-        "distilled": net,
-        "control": control,
-    }.items():
+    models = {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}
+    for name, model in models.items():
         print(enfold.evaluate(model, test, reference=ensemble, name=name))
 
     inputs, _ = test

@@ -29,15 +29,11 @@ def main() -> None:
 
     train, val, test = split(digits.train, unknown=0.2), split(digits.val), split(digits.test)
     ensemble = enfold.DeepEnsemble(make_net, 4)
-    enfold.fit(ensemble, train, val, task="multilabel", epochs=20, lr=3e-3, batch_size=64, quiet=True)
-    net = enfold.distill(ensemble, train, val, epochs=20, lr=3e-3, batch_size=64, quiet=True)
-    control = enfold.train_control(ensemble, train, val, epochs=20, lr=3e-3, batch_size=64, quiet=True)
-    for name, model in {
-        "member 0": ensemble.member(0),
-        "ensemble": ensemble,
-        "distilled": net,
-        "control": control,
-    }.items():
+    enfold.fit(ensemble, train, val, task="multilabel", epochs=40, lr=3e-3, batch_size=64, quiet=True)
+    net = enfold.distill(ensemble, train, val, epochs=30, lr=1e-3, batch_size=64, quiet=True)
+    control = enfold.train_control(ensemble, train, val, epochs=30, lr=1e-3, batch_size=64, quiet=True)
+    models = {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}
+    for name, model in models.items():
         print(enfold.evaluate(model, test, reference=ensemble, name=name))
 
     prediction = ensemble.predict(test[0][:1])

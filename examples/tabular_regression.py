@@ -1,4 +1,4 @@
-"""Tabular regression: five FT-Transformers that predict a mean and a variance, distilled to one with both uncertainties.
+"""Tabular regression: five FT-Transformers with a mean and a variance, distilled to one with both uncertainties.
 
 The ensemble predicts the mixture of its members. Its variance is the sum of an aleatoric part, the noise in the data,
 and an epistemic part, the disagreement of the members; a single network with three outputs learns both parts from it.

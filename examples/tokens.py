@@ -52,15 +52,15 @@ def make_net() -> torch.nn.Module:
 
 def main() -> None:
     """Train, distil, average and compare."""
-    parts = {"train": make_sentences(600), "val": make_sentences(150, seed=1), "test": make_sentences(300, seed=2)}
+    parts = {"train": make_sentences(400), "val": make_sentences(100, seed=1), "test": make_sentences(300, seed=2)}
     train, val, test = (
         DataLoader(rows, batch_size=32, shuffle=name == "train", collate_fn=collate) for name, rows in parts.items()
     )
     ensemble = enfold.DeepEnsemble(make_net, 3)
-    enfold.fit(ensemble, train, val, epochs=15, lr=5e-3, quiet=True)
+    enfold.fit(ensemble, train, val, epochs=10, lr=5e-3, quiet=True)
     models = {"member 0": ensemble.member(0), "ensemble": ensemble}
-    models["distilled"] = enfold.distill(ensemble, train, val, epochs=8, lr=2e-3, quiet=True)
-    models["control"] = enfold.train_control(ensemble, train, val, epochs=8, lr=2e-3, quiet=True)
+    models["distilled"] = enfold.distill(ensemble, train, val, epochs=8, lr=3e-3, quiet=True)
+    models["control"] = enfold.train_control(ensemble, train, val, epochs=8, lr=3e-3, quiet=True)
 
     # Networks that were fine-tuned from the same weights can be averaged; independently trained ones cannot.
     tuned = [

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from enfold.errors import EnfoldError
 from studies.definition import list_names, results_file
+from studies.finetuned.merges import finetuned_table
 from studies.markdown import METRICS, Content, format_metric, format_spread, make_table, metric_format
 from studies.measured import clipping_table, merging_table, speed_table, third_party_table
 from studies.ood.severity import severity_table
@@ -168,6 +169,7 @@ MEASUREMENTS: dict[str, Callable[[Content], str]] = {
     "scaling": grid.scaling_table,
     "speed": speed_table,
     "severities": severity_table,
+    "finetuned": finetuned_table,
 }
 
 

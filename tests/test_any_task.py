@@ -274,7 +274,7 @@ def shuffled(network: nn.Module, symmetry) -> nn.Module:
 SETTINGS = {
     "hyper_deep_ensemble": {"candidates": 2, "stratify": False},
     "mc_dropout": {"inject": 0.1},
-    "mimo": {"first_layer": "first", "last_layer": "head"},
+    "mimo": {"first": "first", "last": "head"},
     "multi_head": {"split": "head"},
     "masksembles": {"min_features": 4},
     "subspace_sampling": {"fitted": 2},
@@ -480,14 +480,15 @@ def test_distillation_takes_every_structure(name, structure):
 
 SHORT = {
     "straight_through": {"epochs": 1},
-    "wise_ft": {"alpha": 0.5},
     "perm_avg": {"epochs": 2, "quiet": True, "select": "last"},
+    "fisher": {"examples": 6},
+    "regmean": {"examples": 6},
 }
 EXACT = (
     "activation_matching", "c2m3", "merge_many", "ot_fusion", "straight_through", "weight_matching", "zipit"
 )  # fmt: skip
 """Merges that give back a network from permuted copies of it."""
-TASK = ("perm_avg", "soup", "straight_through")
+TASK = ("fisher", "perm_avg", "soup", "straight_through", "task_arithmetic", "wise_ft")
 """Merges that use targets."""
 
 
@@ -499,9 +500,11 @@ def test_every_merge(method, name):
     x, z, y = examples(name, 1)
     twin = shuffled(network, symmetries(network, {"x": x, "z": z}))
     function = methods("merge")[method].target
-    known = inspect.signature(function).parameters
-    options = SHORT.get(method, {}) | ({"task": problem.task} if method in TASK or "task" in known else {})
-    options |= {"base": network} if "base" in known else {}
+    options = SHORT.get(method, {}) | ({"task": problem.task} if method in TASK else {})
+    if "base" in inspect.signature(function).parameters:
+        options |= {"base": network}
+    if method == "wise_ft":
+        options |= {"val": batches}
     if method == "repair":
         found = function(copy.deepcopy(network), [network, twin], batches)
     elif method == "soup":

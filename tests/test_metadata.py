@@ -17,7 +17,8 @@ from enfold.report.page import render_error_page
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {name: each for name, each in PROJECT["optional-dependencies"].items() if name not in ("all", "dev")}
+OUTSIDE = ("all", "dev", "examples")  # imported by no module of the package
+EXTRAS = {name: each for name, each in PROJECT["optional-dependencies"].items() if name not in OUTSIDE}
 
 
 def names(requirements: list[str]) -> set[str]:

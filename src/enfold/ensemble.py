@@ -73,7 +73,7 @@ class Ensemble(Runner):
         It is called as the network is: with one tensor, several inputs, or keywords. A tuple or dictionary that a
         loader yielded may also be passed as it is.
         """
-        return self._run(pack_inputs(args, kwargs), each=False)
+        return self._run(self._unwrapped(pack_inputs(args, kwargs)), each=False)
 
     def forward_each(self, inputs: Tensor) -> Tensor:
         """Return the outputs of each member for its own inputs: (M, B, ...) -> (M, B, ...)."""

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enfold import EnfoldError
-from enfold.engines.call import call_network
+from enfold import DeepEnsemble, EnfoldError
+from enfold.engines.call import call_network, unwrap_inputs
+from enfold.engines.stacked import StackedProgram
 
 
 class Two(nn.Module):
@@ -43,3 +44,28 @@ def test_errors_of_a_network_with_one_input_are_its_own():
 
     with pytest.raises(TypeError, match="unsupported operand"):
         call_network(Wrong(), ONE)
+
+
+def test_a_dictionary_of_one_tensor_runs_as_the_tensor():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            return self.layers(pixels)
+
+    ensemble = DeepEnsemble(Named, 2)
+    expected = torch.stack([network(ONE) for network in ensemble.networks()])
+    torch.testing.assert_close(ensemble({"pixels": ONE}), expected)
+    assert isinstance(ensemble.choose_engine({"pixels": ONE}), StackedProgram)
+    for outputs in (ensemble(ONE), ensemble(pixels=ONE)):
+        torch.testing.assert_close(outputs, expected)
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"second": ONE}, {"first": ONE, "second": None}, {"first": [ONE]}, (ONE, ONE), [ONE]]
+)
+def test_other_inputs_are_not_unwrapped(inputs):
+    network = Two() if not isinstance(inputs, list) else nn.Identity()
+    assert unwrap_inputs(network, inputs) is inputs

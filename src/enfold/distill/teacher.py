@@ -78,8 +78,8 @@ class Teacher:
         self.task = as_task(task)
         self.targets: Tensor | None = None  # (..., N, K)
         self.mapped: Tensor | None = None  # (T, N, C): logits too large for memory
-        is_cachable = self._check(is_constant)
-        if self.cached is not None or (is_constant and is_cachable):
+        is_cacheable = self._check(is_constant)
+        if self.cached is not None or (is_constant and is_cacheable):
             self._hold(self.cached or self._compute())
 
     def __call__(self, batch: Batch) -> Tensor:

@@ -55,6 +55,27 @@ def _call_with_one(network: Callable[..., Any], inputs: Any) -> Any:
         ) from error
 
 
+def unwrap_inputs(network: nn.Module, inputs: Any) -> Any:
+    """Return the tensor in a tuple or dictionary of one tensor if the network takes it as its first argument.
+
+    Engines then run a dictionary of one tensor as they run the tensor. All other inputs are returned unchanged.
+
+    Args:
+        network: The network.
+        inputs: Inputs of any structure.
+    """
+    is_plain = isinstance(inputs, Mapping) or type(inputs) in (tuple, list)
+    if not is_plain or len(inputs) != 1:
+        return inputs
+    parameters, required = _parameters(network)
+    if not isinstance(inputs, Mapping):
+        return inputs if required == 1 or not isinstance(inputs[0], Tensor) else inputs[0]
+    name, value = next(iter(inputs.items()))
+    first = next(iter(parameters.values()), None)
+    is_first = first is not None and first.name == name and first.kind is first.POSITIONAL_OR_KEYWORD
+    return value if is_first and isinstance(value, Tensor) else inputs
+
+
 def pack_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the arguments of a call as one object for `call_network`."""
     if not kwargs:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from enfold.data.tree import clone, count_examples
 from enfold.engines.base import Engine, EngineName, Loop
-from enfold.engines.call import pack_inputs
+from enfold.engines.call import pack_inputs, unwrap_inputs
 from enfold.engines.choose import choose_engine, require_engine
 from enfold.engines.examples import Example, describe_example
 from enfold.engines.inputs import call_protected, in_type_of, refuse_shape
@@ -150,6 +150,7 @@ class Runner(nn.Module, ABC):
 
     def choose_engine(self, inputs: Any) -> Engine:
         """Return the engine that runs the members; it is chosen once, with the first inputs."""
+        inputs = self._unwrapped(inputs)
         if count_examples(inputs) == 0 or (self._engine is None and torch.compiler.is_exporting()):
             return self._loop()  # there are no examples to choose by, or none with values
         if self._must_verify():
@@ -159,6 +160,10 @@ class Runner(nn.Module, ABC):
         if self._engine is None:
             self._engine = self._loop() if self.is_separate else self._choose(inputs)
         return self._engine
+
+    def _unwrapped(self, inputs: Any) -> Any:
+        """Return the only tensor of the inputs, or inputs of another structure unchanged."""
+        return inputs if isinstance(inputs, Tensor) or not self.codes else unwrap_inputs(self.skeleton.network, inputs)
 
     def _must_verify(self) -> bool:
         return self.is_separate is None or (self.training and not (self.is_separate or self._covers_training))
@@ -175,6 +180,7 @@ class Runner(nn.Module, ABC):
         Raises:
             EnfoldError: If members cannot be run as their networks are, or not by the engine that was named.
         """
+        inputs = self._unwrapped(inputs)
         if not self._must_verify():
             return
         result = verify(self.codes, self.expand(), inputs)
