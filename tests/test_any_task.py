@@ -274,7 +274,7 @@ def shuffled(network: nn.Module, symmetry) -> nn.Module:
 SETTINGS = {
     "hyper_deep_ensemble": {"candidates": 2, "stratify": False},
     "mc_dropout": {"inject": 0.1},
-    "mimo": {"first": "first", "last": "head"},
+    "mimo": {"first_layer": "first", "last_layer": "head"},
     "multi_head": {"split": "head"},
     "masksembles": {"min_features": 4},
     "subspace_sampling": {"fitted": 2},

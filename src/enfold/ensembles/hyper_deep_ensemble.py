@@ -43,7 +43,7 @@ from enfold.ensembles.deep_ensemble import Factory
 from enfold.errors import EnfoldError, level_outside
 from enfold.metrics.greedy import Goal, greedy_selection
 from enfold.seeds import generator
-from enfold.tasks import as_task
+from enfold.tasks import may_have_classes
 from enfold.train import History, TrainConfig
 from enfold.train.diversity import warn_if_similar
 
@@ -114,10 +114,9 @@ class HyperDeepEnsemble(WeightedEnsemble):
 
     def configure(self, config: TrainConfig) -> TrainConfig:
         """Refuse tasks without classes, whose candidates have neither label smoothing nor a goal."""
-        task = as_task(config.task)
-        if not task.is_categorical:
+        if not may_have_classes(config.task):
             raise EnfoldError(
-                f"HyperDeepEnsemble selects candidates by predictions of classes, got task='{task.name}': use "
+                "HyperDeepEnsemble selects candidates by predictions of classes, got task='regression': use "
                 "DeepEnsemble, or HyperBatchEnsemble"
             )
         return config

@@ -37,7 +37,7 @@ from enfold.ensembles.common.options import Fraction
 from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory
 from enfold.errors import EnfoldError
 from enfold.seeds import generator
-from enfold.tasks import as_task
+from enfold.tasks import may_have_classes
 from enfold.train import TrainConfig
 from enfold.train.optimize import Optimizer
 
@@ -84,7 +84,7 @@ class PAPA(DeepEnsemble):
     def configure(self, config: TrainConfig) -> TrainConfig:
         """Train all members to the last epoch, each with its label smoothing; a regression has none."""
         config = train_to_last_epoch(config)
-        if not self.smoothing or config.label_smoothing != 0.0 or not as_task(config.task).is_categorical:
+        if not self.smoothing or config.label_smoothing != 0.0 or not may_have_classes(config.task):
             return config
         own = tuple(self.smoothing[member % len(self.smoothing)] for member in range(self.num_members))
         return config.replace(label_smoothing=own)

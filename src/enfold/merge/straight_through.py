@@ -46,7 +46,7 @@ from enfold.merge.common.merging import merge_aligned
 from enfold.merge.repair import RepairKind
 from enfold.seeds import derive
 from enfold.symmetry import match_state
-from enfold.tasks import Inferred, Task, TaskName
+from enfold.tasks import Task, TaskName
 from enfold.train import TaskLoss, TrainConfig
 from enfold.train.batch_norm import TRACKING, several_examples
 from enfold.train.descent import Descent
@@ -167,7 +167,7 @@ class _Pair:
             name: getattr(self.config, name) for name in ("epochs", "patience", "lr", "momentum", "batch_size", "seed")
         }
         identity = {**options, "member": index, "members' weights": values}
-        identity |= {} if isinstance(self.task, Inferred) else {"task": repr(self.task)}
+        identity |= {} if repr(self.task) == "None" else {"task": repr(self.task)}
         identity |= content(self.alignment.data, ("train",))
         descent = Descent(free, self.config, identity, file)
         steps = Order(self.config.batch_size).steps(self.alignment.data.train)

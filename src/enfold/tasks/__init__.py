@@ -13,6 +13,7 @@ from enfold.tasks.infer import (
     current_task,
     first_batch_task,
     known_task,
+    may_have_classes,
 )
 from enfold.tasks.multilabel import Multilabel
 from enfold.tasks.regression import Regression
@@ -34,4 +35,5 @@ __all__ = [
     "current_task",
     "first_batch_task",
     "known_task",
+    "may_have_classes",
 ]

@@ -137,6 +137,13 @@ def current_task(task: Task) -> Task:
     return task.found[0] if isinstance(task, Inferred) and task.found else task
 
 
+def may_have_classes(task: TaskLike) -> bool:
+    """Return whether a task has classes, or may have, as far as is known before the first batch."""
+    found = current_task(as_task(task))
+    named = found.argument if isinstance(found, Inferred) else found
+    return named is None or named.is_categorical
+
+
 def known_task(task: Task) -> Task | None:
     """Return a task that was named, or inferred from a batch; None if it is unknown or logits of classes."""
     found = current_task(task)

@@ -24,7 +24,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.io.files import digest
 from enfold.metrics.predictions import mean_log_probs
-from enfold.tasks import Task, TaskLike, as_task
+from enfold.tasks import Task, TaskLike, first_batch_task
 from enfold.train.config import PerMember
 from enfold.train.objective import StepContext, TaskLoss, batch_outputs
 
@@ -54,7 +54,7 @@ class EnsembleLoss:
         task: TaskLike = None,
     ) -> None:
         self.ensemble, self.alpha, self.label_smoothing = ensemble, alpha, label_smoothing
-        self.task = as_task(task)
+        self.task = first_batch_task(task)
         self.targets: Tensor | None = None  # (N, K), see `_target`
         if constant_inputs and isinstance(data.train, Split):
             batches = evaluation_batches(data.train, CHUNK)

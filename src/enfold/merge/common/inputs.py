@@ -24,7 +24,7 @@ from enfold.ensemble import Ensemble, called_network
 from enfold.ensembles.deep_ensemble import as_ensemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.symmetry.find import require_batch
-from enfold.tasks import Task, TaskLike, as_task
+from enfold.tasks import Task, TaskLike, first_batch_task
 from enfold.train.batch_norm import has_running_statistics
 
 Models = Ensemble | Sequence[nn.Module]
@@ -182,7 +182,7 @@ def is_iterator(part: Any) -> bool:
 
 def known_or_inferred(task: TaskLike, ensemble: Ensemble) -> Task:
     """Return the task that was named, else that of the ensemble, else one that is inferred from the first batch."""
-    return as_task(ensemble.task if task is None else task)
+    return first_batch_task(ensemble.task if task is None else task)
 
 
 def select_few(inputs: Any, number: int) -> Any:
