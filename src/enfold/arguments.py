@@ -42,7 +42,6 @@ INPUTS = frozenset(
         "on_epoch",
         "quiet",
         "title",
-        "task",
         "unpack",
         "outputs",
     ]

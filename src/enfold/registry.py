@@ -58,7 +58,7 @@ GIVEN: dict[str, frozenset[str]] = {
     "distill": frozenset(),
     "merge": frozenset(
         [
-            *("models", "network", "train", "val", "example", "task", "unpack", "outputs"),
+            *("models", "network", "train", "val", "example", "unpack", "outputs"),
             *("config", "checkpoint", "cache", "quiet", "title"),
         ]
     ),
