@@ -18,6 +18,7 @@ from enfold.data.batches import Batch
 from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError, UnsuitableNetwork
 from enfold.evaluate import predict
+from enfold.io.files import digest
 from enfold.metrics import accuracy, nll
 from enfold.networks import MLP, MediumCNN, ResNet, ViT
 from enfold.registry import methods
@@ -121,7 +122,8 @@ def ready(name: str, network: nn.Module, inputs: Tensor, num_members: int = M) -
     build = method_of(name, num_members)
     model = build(network)
     if isinstance(model, SampledEnsemble):
-        case = (name, num_members, str(network), inputs.shape)
+        values = digest([*network.state_dict().values(), inputs])
+        case = (name, num_members, str(network), values)
         if case not in TRAINED:
             TRAINED[case] = fitted(model, data_of(inputs), TRAINING)
         model = copy.deepcopy(TRAINED[case])
