@@ -45,7 +45,17 @@ def test_a_failing_step_leaves_the_run_unchanged(enfold, finished):
 
 def test_a_failing_ensemble_leaves_the_run_unchanged(enfold, finished):
     before = whole(finished)
-    wild = ("batch_ensemble", "--label", "wild", "--set", "train.epochs=2", "--set", "train.lr=1.0e+30")
+    wild = (
+        "batch_ensemble",
+        "--label",
+        "wild",
+        "--set",
+        "train.epochs=2",
+        "--set",
+        "train.optimizer=sgd",
+        "--set",
+        "train.lr=1.0e+6",
+    )
     refused = enfold("train", finished, *wild)
     assert (refused.code, "loss" in refused.err) == (2, True)
     assert whole(finished) == before

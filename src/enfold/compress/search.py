@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time as clock
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from enfold.engines.copying import copy_network
 from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.ensembles.deep_ensemble import DeepEnsemble, as_ensemble
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import predict
 from enfold.io.files import atomic_path, digest
 from enfold.metrics import gain_recovered, metrics_for
@@ -239,7 +240,9 @@ class Search:
             if stored is not None and stored.exists():
                 network = self._load(stored, student)
             else:
-                network = make(None if stored is None else stored.with_suffix(".checkpoint"))
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UnchangedWarning)  # the table says so
+                    network = make(None if stored is None else stored.with_suffix(".checkpoint"))
                 self._store(network, stored)
         except _OutOfTime:
             note = "stopped: out of time"
@@ -257,9 +260,12 @@ class Search:
         found = predict(network.eval(), self.data.val, task=self._own_task(network))
         scores = {name: metric(found) for name, metric in metrics_for(found).items()}
         cost = self._cost(network)
-        note = "" if cost <= 1.001 * self.budget else f"above the budget of {self.budget:g}x"
+        fits = cost <= 1.001 * self.budget
+        note = "" if fits else f"above the budget of {self.budget:g}x"
+        if fits and trial.epochs and scores == self._best:
+            note = "unchanged: no epoch was better than its start"
         return replace(
-            trial, scores=scores, gain=self._gain(scores), cost=cost, network=None if note else network, note=note
+            trial, scores=scores, gain=self._gain(scores), cost=cost, network=network if fits else None, note=note
         )
 
     def _own_task(self, network: nn.Module) -> TaskLike:
@@ -295,7 +301,7 @@ class Search:
         self._references = (mean, {name: metric(found) for name, metric in metrics.items()})
         self._metrics = metrics
         self._headline = found.headline
-        best = {name: metric(each[diagnosis.best_member]) for name, metric in metrics.items()}
+        best = self._best = {name: metric(each[diagnosis.best_member]) for name, metric in metrics.items()}
         is_network = self.members.is_expandable or isinstance(self.members, MixedEnsemble)
         network = copy_network(self.members.member(diagnosis.best_member)) if is_network else None
         rows = (
