@@ -81,15 +81,29 @@ class Compression:
         return network
 
     @property
+    def control(self) -> Trial | None:
+        """The member that was trained as long on the labels; None if there is none."""
+        return next((trial for trial in self.trials if trial.kind == "control" and trial.scores), None)
+
+    @property
+    def needs_training(self) -> bool:
+        """Whether more training on the labels improves a member by more than the ensemble improves on it."""
+        diagnosis, control = self.diagnosis, self.control
+        if control is None:
+            return diagnosis.needs_training
+        improved = diagnosis.best_member_loss - control.scores[diagnosis.criterion]
+        return diagnosis.needs_training or improved > max(diagnosis.mean_member - diagnosis.ensemble, 0.0)
+
+    @property
     def recommendation(self) -> str:
         """What to ship and why, in a few sentences."""
         name, chosen = self.diagnosis.criterion, self.chosen
         text = f"Ship `{chosen.name}` ({name.upper()} {chosen.scores[name]:.4f}"
         text += f", {_gain(chosen.gain)} of the ensemble's gain" if math.isfinite(chosen.gain) else ""
         sentences = [f"{text}, {chosen.cost:.2f}x cost)."]
-        if self.diagnosis.needs_training:
-            sentences.insert(0, "Train the members longer: one more epoch helps a member more than the ensemble does.")
-        control = next((trial for trial in self.trials if trial.kind == "control" and trial.scores), None)
+        control = self.control
+        if self.needs_training:
+            sentences.insert(0, "Train the members longer first: it helps a member more than the ensemble does.")
         if control is chosen:
             sentences.append("No route from the ensemble is better than training one member longer.")
         elif control is not None:
@@ -215,4 +229,4 @@ def _gain(gain: float) -> str:
     """Return the gain in percent; networks far worse than a member have no meaningful number."""
     if not math.isfinite(gain):
         return "-"
-    return "< -100 %" if gain < -1 else f"{100 * gain:.0f} %"
+    return "< -100 %" if gain < -1 else f"{round(100 * gain)} %"
