@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time as clock
@@ -163,7 +164,7 @@ class Search:
         )
         finalists = [route for _, route in ranked[:FINALISTS]] or routes[:1]
         for trial in first:  # short trainings only rank the routes
-            self.trials[self.trials.index(trial)] = replace(trial, note=trial.note or f"short ({short} epochs)")
+            self.trials[self.trials.index(trial)] = replace(trial, note=_join(f"{short} epochs", trial.note))
         self._try_control(setting, epochs)
         for route in finalists:
             self._try(route, setting, epochs)
@@ -262,8 +263,8 @@ class Search:
         cost = self._cost(network)
         fits = cost <= 1.001 * self.budget
         note = "" if fits else f"above the budget of {self.budget:g}x"
-        if fits and trial.epochs and scores == self._best:
-            note = "unchanged: no epoch was better than its start"
+        if fits and trial.epochs and math.isclose(scores[found.criterion], self._best.get(found.criterion, 0.0)):
+            note = "unchanged, no epoch was better than the start"
         return replace(
             trial, scores=scores, gain=self._gain(scores), cost=cost, network=network if fits else None, note=note
         )
@@ -424,6 +425,10 @@ def _refuse_identical(members: Ensemble, data: Data, task: Task) -> None:
             f"models must differ, got {found.num_members} members with identical outputs: pass members that were "
             "trained with different seeds"
         )
+
+
+def _join(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
 
 
 def _slug(name: str) -> str:
