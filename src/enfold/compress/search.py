@@ -263,7 +263,11 @@ class Search:
         cost = self._cost(network)
         fits = cost <= 1.001 * self.budget
         note = "" if fits else f"above the budget of {self.budget:g}x"
-        if fits and trial.epochs and math.isclose(scores[found.criterion], self._best.get(found.criterion, 0.0)):
+        if (
+            fits
+            and trial.epochs
+            and math.isclose(scores[found.criterion], self._best.get(found.criterion, 0.0), rel_tol=1e-5)
+        ):
             note = "unchanged, no epoch was better than the start"
         return replace(
             trial, scores=scores, gain=self._gain(scores), cost=cost, network=network if fits else None, note=note
