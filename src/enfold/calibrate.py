@@ -70,7 +70,7 @@ class Calibrated(nn.Module):
 
     @property
     def task(self) -> Task:
-        """What the outputs of this module mean."""
+        """The task of the outputs of this module."""
         if not isinstance(self.model_task, Regression):
             return self.model_task
         return Regression(head="uncertainty", axis=self._axis(self.model_task), min_variance=SMALLEST)

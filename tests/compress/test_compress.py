@@ -141,6 +141,32 @@ def test_a_smaller_student_meets_a_smaller_budget(members):
         enfold.compress(members, TRAIN, VAL, budget=0.1, student=lambda: make(12), **{**SETTINGS, "epochs": 1})
 
 
+def test_another_student_or_base_is_not_taken_from_the_folder(members, tmp_path):
+    def swapped():
+        return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 2))
+
+    short = {**SETTINGS, "epochs": 1}
+    first = enfold.compress(members, TRAIN, VAL, budget="0.5x", student=lambda: make(6), folder=tmp_path, **short)
+    second = enfold.compress(members, TRAIN, VAL, budget="0.5x", student=swapped, folder=tmp_path, **short)
+    assert isinstance(first.network[1], nn.ReLU)
+    assert isinstance(second.network[1], nn.Tanh)
+    torch.manual_seed(0)
+    fresh = enfold.compress(members, TRAIN, VAL, budget="0.5x", student=swapped, **short)
+    assert second.chosen.scores["nll"] == pytest.approx(fresh.chosen.scores["nll"], rel=1e-6)
+    assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_a_student_with_another_head():
+    targets = [inputs[:, :1] * 2 for inputs in (TRAIN[0], VAL[0])]
+    task = enfold.tasks.Regression(head="gaussian", variance="softplus")
+    ensemble = enfold.DeepEnsemble(lambda: nn.Linear(6, 2), 2)
+    enfold.fit(ensemble, (TRAIN[0], targets[0]), epochs=2, task=task, quiet=True)
+    found = enfold.compress(
+        ensemble, (TRAIN[0], targets[0]), (VAL[0], targets[1]), student=lambda: nn.Linear(6, 3), **SETTINGS
+    )
+    assert any(trial.kind == "distillation" and trial.scores for trial in found.trials)
+
+
 def test_a_regression():
     targets = [inputs[:, :1] * 2 + inputs[:, 1:2] ** 2 for inputs in (TRAIN[0], VAL[0])]
     ensemble = enfold.DeepEnsemble(lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)), 3)

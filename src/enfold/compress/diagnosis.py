@@ -85,7 +85,7 @@ class Diagnosis:
 
     @property
     def has_gain(self) -> bool:
-        """Whether the ensemble is better than its mean member beyond noise."""
+        """True if the ensemble is better than its mean member beyond noise."""
         return self.ensemble < self.mean_member and beyond_noise(self.gain)
 
     @property

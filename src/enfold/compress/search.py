@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ from enfold.evaluate import predict
 from enfold.io.files import atomic_path, digest
 from enfold.metrics import gain_recovered, metrics_for
 from enfold.metrics.predictions import RowPredictions
-from enfold.tasks import Task, TaskLike, current_task, first_batch_task
+from enfold.tasks import StudentTask, Task, TaskLike, current_task, first_batch_task
 from enfold.train import TrainConfig
 from enfold.train.config import as_config
 from enfold.train.history import Epoch
@@ -138,9 +139,14 @@ class Search:
     quiet: bool = False
     folder: Path | None = None
     trials: list[Trial] = field(default_factory=list)
+    inputs: str = ""  # what identifies the student and the base
 
     def run(self, student: Callable[[], nn.Module] | None, base: nn.Module | None = None) -> Compression:
         """Diagnose the members, try the routes, and return the result."""
+        with torch.random.fork_rng(devices=[]):
+            self.inputs = f"{None if student is None else student()!r}"
+        values = [] if base is None else [each for each in base.state_dict().values() if isinstance(each, Tensor)]
+        self.inputs += digest(values, repr(base))
         self._say("diagnosing the members")
         diagnosis = diagnose(self.members, self.data, self.task, self.config)
         setting = Setting(self.members, self.data, self.task, self.config, diagnosis, student, base)
@@ -183,7 +189,9 @@ class Search:
         if self.seconds is None or not self.config.epochs:
             return self.config.epochs
         before = clock.monotonic()
-        Route("timing", "", loss=next(find_distillations(setting)).loss).run(setting, 1, quiet=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnchangedWarning)  # its result is not used
+            next(find_distillations(setting)).run(setting, 1, quiet=True)
         epoch = clock.monotonic() - before
         # A mixed epoch costs about as much; the control costs less.
         share = routes / SHORT + FINALISTS + 1
@@ -245,6 +253,8 @@ class Search:
                     warnings.simplefilter("ignore", UnchangedWarning)  # the table says so
                     network = make(None if stored is None else stored.with_suffix(".checkpoint"))
                 self._store(network, stored)
+                if stored is not None:
+                    stored.with_suffix(".checkpoint").unlink(missing_ok=True)
         except _OutOfTime:
             note = "stopped: out of time"
         except (EnfoldError, NotImplementedError, RuntimeError) as error:
@@ -258,7 +268,7 @@ class Search:
         return trial
 
     def _scored(self, trial: Trial, network: nn.Module) -> Trial:
-        found = predict(network.eval(), self.data.val, task=self._own_task(network))
+        found = predict(network.eval(), self.data.val, task=StudentTask(teacher=self.task))
         scores = {name: metric(found) for name, metric in metrics_for(found).items()}
         cost = self._cost(network)
         fits = cost <= 1.001 * self.budget
@@ -272,9 +282,6 @@ class Search:
         return replace(
             trial, scores=scores, gain=self._gain(scores), cost=cost, network=network if fits else None, note=note
         )
-
-    def _own_task(self, network: nn.Module) -> TaskLike:
-        return network.task if isinstance(network, Ensemble) and network.task is not None else self.task
 
     def _store(self, network: nn.Module, path: Path | None) -> None:
         if path is None:
@@ -293,7 +300,7 @@ class Search:
         """Return a digest of everything that a trial depends on."""
         state = [value for value in self.members.state_dict().values() if isinstance(value, Tensor)]
         identity = {"data": content(self.data, ("train", "val")), "config": self.config.changes(), "epochs": epochs}
-        return digest(state, f"{name}{identity}")[:16]
+        return digest(state, f"{name}{identity}{self.inputs}")[:16]
 
     # Scores
 

@@ -241,7 +241,17 @@ class Teacher:
 
 
 def choose_rows(task: Task, outputs: Tensor, targets: Any, generator: torch.Generator | None = None) -> Tensor | None:
-    """Return the indices of the rows that are learned: those that are not ignored, or some of them; None for all."""
+    """Return the indices of the rows that are learned: those that are not ignored, or some of them; None for all.
+
+    Args:
+        task: The task.
+        outputs: Outputs of the teachers, (T, B, ...).
+        targets: Targets (B, ...).
+        generator: Generator of the choice of positions; None to learn all of them.
+
+    Raises:
+        EnfoldError: If all targets are to be ignored.
+    """
     if not isinstance(targets, Tensor):
         return None
     flat = task.row_targets(outputs, targets, check=False)
