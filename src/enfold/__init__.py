@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from enfold.distill.dirichlet import Dirichlet, DirichletEnsemble
     from enfold.distill.distill import distill
     from enfold.distill.loss import DistillationLoss
+    from enfold.distill.out_of_fold import OutOfFoldTeacher
     from enfold.distill.perturbation import Perturbation
     from enfold.distill.weight_penalty import WeightPenalty
     from enfold.ensembles.rank_one import match_units
@@ -94,6 +95,7 @@ __all__ = [
     "Ensemble",
     "History",
     "MixedEnsemble",
+    "OutOfFoldTeacher",
     "Perturbation",
     "Prediction",
     "Predictions",
@@ -134,6 +136,7 @@ _LAZY = {
     "Dirichlet": "enfold.distill.dirichlet",
     "DirichletEnsemble": "enfold.distill.dirichlet",
     "DistillationLoss": "enfold.distill.loss",
+    "OutOfFoldTeacher": "enfold.distill.out_of_fold",
     "Perturbation": "enfold.distill.perturbation",
     "Reconstruction": "enfold.ensembles.rank_one.reconstruct",
     "Representability": "enfold.ensembles.rank_one.representable",

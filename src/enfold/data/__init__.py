@@ -4,6 +4,7 @@ from enfold.data.augment import augmentation
 from enfold.data.corruptions import Corrupted, corrupt, corrupt_split, read_cifar_c
 from enfold.data.dataset import Data, Split
 from enfold.data.sources import catalogue, check, fetch, load
+from enfold.data.splits import fold_numbers
 
 __all__ = [
     "Corrupted",
@@ -15,6 +16,7 @@ __all__ = [
     "corrupt",
     "corrupt_split",
     "fetch",
+    "fold_numbers",
     "load",
     "read_cifar_c",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from enfold.data.augment import Augmentation, augmentation
 from enfold.data.dataset import Data, Part, Split, length, pixels
+from enfold.data.splits import fold_numbers
 from enfold.data.tree import clone, count_examples, describe, select_examples, to_device
 from enfold.data.unpack import Batches
 from enfold.errors import EnfoldError
@@ -79,6 +80,7 @@ class Order:
         augment: Names of augmentations.
         seed: Seed of all draws.
         split: Use one order and divide each batch among the members.
+        folds: Leave out fold k of the examples for member k (`fold_numbers`); 0 for none.
     """
 
     batch_size: int = 128
@@ -87,6 +89,7 @@ class Order:
     augment: Sequence[str] = ()
     seed: int = 0
     split: bool = False
+    folds: int = 0
 
     def steps(self, part: Part) -> int | None:
         """Return the number of batches in an epoch; None if it is unknown."""
@@ -96,6 +99,7 @@ class Order:
 
     def _used_examples(self, size: int) -> int:
         """Return the number of examples in an epoch; a last batch of one example is dropped because of batch norm."""
+        size -= -(-size // self.folds) if self.folds else 0  # the same for all members: those without the largest fold
         return size - 1 if size % self.batch_size == 1 and size > self.batch_size else size
 
     def batches(self, data: Data, epoch: int) -> Iterator[Batch]:
@@ -155,12 +159,16 @@ class Order:
         if self.bootstrap:
             drawn = torch.randint(size, (size,), generator=generator(self.seed, "bootstrap", _name(stream)))
             return drawn[order]
+        if self.folds and stream is not None:
+            order = order[fold_numbers(size, self.folds, self.seed)[order] != stream % self.folds]
+            return order[: size - -(-size // self.folds)]
         return order
 
     def _from_loader(self, loader: Iterable[Any], epoch: int, transform: Augmentation | None) -> Iterator[Batch]:
-        if self.bootstrap:
+        if self.bootstrap or self.folds:
+            name = "bootstrap" if self.bootstrap else "folds"
             raise EnfoldError(
-                "bootstrap needs the training split in memory, got a loader: pass tensors, or resample in the loader"
+                f"{name} needs the training split in memory, got a loader: pass tensors, or resample in the loader"
             )
         source = generator(self.seed, "augment", "shared", epoch)
         largest = 0
@@ -171,7 +179,9 @@ class Order:
             largest = max(largest, size)
             # A copy, as networks that modify their inputs in place would change the batches of a list.
             inputs = clone(inputs) if transform is None else _augment(inputs, transform, source)
-            yield Batch(inputs, targets, augmented=True, weights=weights)  # a loader may augment: nothing is cached
+            indices = getattr(getattr(loader, "loader", loader), "indices", None)  # of an IndexedLoader
+            # A loader may augment, so that nothing is cached.
+            yield Batch(inputs, targets, indices=indices, augmented=True, weights=weights)
         if not largest:
             raise EnfoldError(
                 f"train must yield batches in every epoch, got none in epoch {epoch + 1}: "

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from enfold.data.arrays import as_inputs
 from enfold.data.dataset import Data, Part, Split
+from enfold.data.indexed import IndexedLoader
 from enfold.data.tree import count_examples, describe, first_examples, map_tensors, tensors
 from enfold.data.unpack import TARGETS, Batches, Unpack, Unpacked, count_inputs
 from enfold.errors import EnfoldError
@@ -32,6 +33,7 @@ def as_data(
     batch_size: int = 128,
     unpack: Unpack | None = None,
     network: nn.Module | None = None,
+    indexed: bool = False,
 ) -> Data:
     """Convert training, validation and test examples to one `Data`.
 
@@ -43,6 +45,7 @@ def as_data(
         unpack: Function that splits a batch into (inputs, target) or (inputs, target, weights); None for the usual
             structures of batches.
         network: The network that gets the inputs, by which batches of three elements are understood.
+        indexed: Whether batches of a Dataset of training examples come with the indices of these examples.
 
     Returns:
         The splits, with the shape of the inputs inferred from one batch.
@@ -50,7 +53,7 @@ def as_data(
     Raises:
         EnfoldError: If an argument is of another kind, or its batches have no inputs and target.
     """
-    read = Reader(batch_size, unpack, None if network is None else count_inputs(network))
+    read = Reader(batch_size, unpack, None if network is None else count_inputs(network), indexed)
     given: dict[str, Any] = {"val": val, "test": test}
     if isinstance(train, Data):
         changes = {name: read.split(each, name) for name, each in given.items() if each is not None}
@@ -101,10 +104,11 @@ class Reader:
         batch_size: Batch size for a Dataset.
         unpack: Function that splits a batch; None for the usual structures.
         num_inputs: The number of inputs that the network takes; None if unknown.
+        indexed: Whether batches of a Dataset of training examples have indices.
     """
 
-    def __init__(self, batch_size: int, unpack: Unpack | None, num_inputs: int | None) -> None:
-        self.batch_size, self.unpack, self.num_inputs = batch_size, unpack, num_inputs
+    def __init__(self, batch_size: int, unpack: Unpack | None, num_inputs: int | None, indexed: bool = False) -> None:
+        self.batch_size, self.unpack, self.num_inputs, self.indexed = batch_size, unpack, num_inputs, indexed
 
     def split(self, examples: Any, name: str) -> Part:
         """Return a `Split`, or the batches of a loader."""
@@ -123,7 +127,10 @@ class Reader:
         if isinstance(examples, Dataset):
             shuffle = name == "train" and not isinstance(examples, IterableDataset)
             collate = _unchanged if isinstance(examples, Columns) else None
-            examples = DataLoader(examples, batch_size=self.batch_size, shuffle=shuffle, collate_fn=collate)
+            if self.indexed and shuffle:
+                examples = IndexedLoader(examples, self.batch_size, collate)
+            else:
+                examples = DataLoader(examples, batch_size=self.batch_size, shuffle=shuffle, collate_fn=collate)
         is_text = isinstance(examples, str | bytes | dict | Tensor | np.ndarray)
         if hasattr(examples, "iloc") or is_text or not isinstance(examples, Iterable):
             raise EnfoldError(_refusal(examples, name))

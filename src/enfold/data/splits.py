@@ -35,6 +35,26 @@ def stratified_split(labels: Tensor, size: int, seed: int) -> tuple[Tensor, Tens
     return (~held_out).nonzero().flatten(), held_out.nonzero().flatten()
 
 
+def fold_numbers(size: int, folds: int, seed: int = 0) -> Tensor:
+    """Return the fold of each example, (N,): random, of equal sizes up to one example.
+
+    `fit(ensemble, train, folds=folds, seed=seed)` trains member k on all examples but those of fold k.
+
+    Args:
+        size: Number of examples.
+        folds: Number of folds.
+        seed: Seed of the choice, that of the training.
+
+    Raises:
+        EnfoldError: If there are fewer than 2 folds, or fewer examples than folds.
+    """
+    if not 2 <= folds <= size:
+        raise EnfoldError(f"folds must be between 2 and the {size} examples, got {folds}: change folds")
+    numbers = torch.empty(size, dtype=torch.long)
+    numbers[torch.randperm(size, generator=seeds.generator(seed, "folds"))] = torch.arange(size) % folds
+    return numbers
+
+
 def proportional(counts: list[int], size: int) -> list[int]:
     """Return the number of examples of each class, which sum to `size`; the largest remainders are rounded up."""
     total = sum(counts)

@@ -11,12 +11,14 @@ from enfold.distill.control import train_control
 from enfold.distill.dirichlet import Dirichlet
 from enfold.distill.distill import distill, make_objective
 from enfold.distill.loss import DistillationLoss
+from enfold.distill.out_of_fold import OutOfFoldTeacher
 from enfold.distill.perturbation import Perturbation
 
 __all__ = [
     "CachedTeacher",
     "Dirichlet",
     "DistillationLoss",
+    "OutOfFoldTeacher",
     "Perturbation",
     "distill",
     "make_objective",

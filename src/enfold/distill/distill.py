@@ -19,6 +19,7 @@ from enfold.distill.cached import CachedTeacher
 from enfold.distill.loss import DistillationLoss
 from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
+from enfold.distill.out_of_fold import OutOfFoldTeacher, check_out_of_fold
 from enfold.distill.perturbation import Perturbation
 from enfold.distill.teacher import Teacher, as_teacher, count_members, first_member, starting_member
 from enfold.distill.weight_penalty import WeightPenalty
@@ -39,7 +40,7 @@ Init = nn.Module | Literal["random"]
 
 
 def distill(
-    teacher: nn.Module | Sequence[nn.Module] | CachedTeacher,
+    teacher: nn.Module | Sequence[nn.Module] | CachedTeacher | OutOfFoldTeacher,
     train: Examples,
     val: Examples | None = None,
     *,
@@ -65,7 +66,8 @@ def distill(
     class. Teacher, student and init are not changed.
 
     Args:
-        teacher: An ensemble, a network, a list of networks, or cached logits (`CachedTeacher`).
+        teacher: An ensemble, a network, a list of networks, cached logits (`CachedTeacher`), or members that answer for
+            the examples that they were not trained on (`OutOfFoldTeacher`).
         train: Training examples, as for `fit`.
         val: Validation examples, as for `fit`; they choose the best epoch, and the member to start from.
         student: What is trained: None for a network of the members' architecture, a function that makes another
@@ -102,10 +104,14 @@ def distill(
     require(train, "train", "distill")
     loss = KD() if loss is None else loss
     _check_arguments(student, init, loss, perturb, weight_penalty, penalty_reduction, config)
-    models = as_teacher(teacher)
+    folds = teacher if isinstance(teacher, OutOfFoldTeacher) else None
+    models = as_teacher(teacher if folds is None else folds.members)
     config = loss.configure((config or TrainConfig()).update(settings))
     config = config.replace(task=first_batch_task(config.task or getattr(models, "task", None)))
-    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=_called_network(models, init))
+    network = _called_network(models, init)
+    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=network, indexed=folds is not None)
+    if folds is not None:
+        check_out_of_fold(folds, data, loss, perturb)
     if outputs is not None and isinstance(models, nn.Module):
         models = copy_network(models)
         set_model_output(models, outputs)
@@ -117,7 +123,7 @@ def distill(
     first_stage = None if is_ready else loss.pretrain(config)
     if first_stage is not None:
         network = distill(
-            models,
+            models if folds is None else folds,
             data,
             init=network,
             loss=first_stage[0],
@@ -139,7 +145,8 @@ def distill(
     with eval_mode(*([models] if isinstance(models, nn.Module) else [])), warnings.catch_warnings():
         for category in loss.ignored_warnings:
             warnings.simplefilter("ignore", category)
-        distillation = make_objective(loss, models, data, config, perturb=perturb, cache=cache)
+        unseen = None if folds is None else folds.unseen
+        distillation = make_objective(loss, models, data, config, perturb=perturb, cache=cache, unseen=unseen)
         _check_student(distillation, model, config)
         objective: Objective = distillation
         if weight_penalty:
@@ -172,6 +179,7 @@ def make_objective(
     *,
     perturb: Perturbation | None = None,
     cache: str | Path | None = None,
+    unseen: torch.Tensor | None = None,
 ) -> DistillationObjective:
     """Return a distillation loss as an objective of `fit`, for training loops other than `distill`.
 
@@ -182,6 +190,7 @@ def make_objective(
         config: Training settings: targets are computed once if `augment` is empty and there is no perturbation.
         perturb: A perturbation of the inputs.
         cache: A folder for the teacher's logits.
+        unseen: Which members answer for each training example, (M, N); None for all.
     """
     is_constant = not config.augment and perturb is None
     folder = None if cache is None else Path(cache)
@@ -193,6 +202,7 @@ def make_objective(
         is_constant=is_constant,
         folder=folder,
         task=task,
+        unseen=unseen,
     )
     return DistillationObjective(loss, source, perturb, config.label_smoothing)
 

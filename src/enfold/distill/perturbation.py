@@ -64,7 +64,7 @@ class Perturbation(ABC):
         inputs = batch.inputs.flatten(0, 1) if batch.own else batch.inputs
         moved = self(inputs, data, teachers, student, generator)
         moved = moved.view_as(batch.inputs) if batch.own else moved
-        return replace(batch, inputs=moved, indices=None), None  # no cached logits for these
+        return replace(batch, inputs=moved), None
 
 
 @dataclass(frozen=True)

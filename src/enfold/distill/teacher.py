@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class Teacher:
         is_constant: Whether inputs never change (no augmentation, no perturbation): targets are then computed once.
         folder: A folder for the logits of constant inputs, under a key of the values of models and data.
         task: What the outputs mean; None to infer it. Targets are computed once only if an example has one row.
+        unseen: Which members answer for each training example, (M, N); None for all.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Teacher:
         is_constant: bool = False,
         folder: Path | None = None,
         task: TaskLike = None,
+        unseen: Tensor | None = None,
     ) -> None:
+        self.unseen = unseen
         self.models = None if isinstance(models, CachedTeacher) else models
         self.cached = models if isinstance(models, CachedTeacher) else None
         self.data, self.target, self.folder = data, target, folder
@@ -98,7 +101,7 @@ class Teacher:
             found = _rows(self.targets, batch.indices.cpu())
             return BatchTargets(found.to(device), current_task(self.task))
         if self.mapped is not None and batch.indices is not None:
-            found = self.target(self.mapped[:, batch.indices.cpu().flatten()])
+            found = self._targets(self.mapped[:, batch.indices.cpu().flatten()], batch.indices)
             found = found.view(*found.shape[:-2], *batch.indices.shape, -1)
             return BatchTargets(found.to(device), current_task(self.task))
         students = len(batch.inputs) if batch.own else 1
@@ -112,10 +115,22 @@ class Teacher:
                 "student: train with order='shared'"
             )
         values = task.rows(outputs)
-        found = self.target(values if chosen is None else values[:, chosen.to(values.device)])
+        found = self._targets(values, batch.indices, None if chosen is None else chosen.to(values.device))
         if batch.own:
             found = found.view(*found.shape[:-2], students, -1, found.shape[-1])
         return BatchTargets(found.to(device), task, None if chosen is None else chosen.to(device))
+
+    def _targets(self, values: Tensor, indices: Tensor | None, chosen: Tensor | None = None) -> Tensor:
+        """Return the targets of rows (M, R, K) of examples with these indices, or of chosen rows."""
+        if self.unseen is None:
+            return self.target(values if chosen is None else values[:, chosen])
+        if indices is None:
+            raise EnfoldError("an OutOfFoldTeacher needs the indices of the examples, got none: pass tensors")
+        unseen = self.unseen[:, indices.cpu().flatten()]
+        unseen = unseen.repeat_interleave(values.shape[1] // unseen.shape[1], dim=1).to(values.device)  # rows
+        if chosen is not None:
+            values, unseen = values[:, chosen], unseen[:, chosen]
+        return unseen_targets(values, unseen, self.target)
 
     @torch.no_grad()
     def logits(self, inputs: Any) -> Tensor:
@@ -186,15 +201,15 @@ class Teacher:
             raise TypeError("logits are cached for tensors in memory")
         if self.folder is None:
             return CachedTeacher(torch.cat(list(self._chunks()), dim=1))
-        file = Path(self.folder) / f"{self.key[:16]}.safetensors"
+        file = Path(self.folder) / f"{self._key[:16]}.safetensors"
         if file.exists():
             found = CachedTeacher.load(file)
-            if found.key == self.key and found.num_examples == len(split):
+            if found.key == self._key and found.num_examples == len(split):
                 return found
         one = self.logits(self.data.prepare(split.inputs[:1]))
         one = current_task(self.task).rows(one)
         shape = (self.num_members, len(split), one.shape[-1])
-        write_logits(file, self._chunks(), shape, one.dtype, self.key, self.inputs)
+        write_logits(file, self._chunks(), shape, one.dtype, self._key, self.inputs)
         return CachedTeacher.load(file)
 
     def _chunks(self) -> Iterator[Tensor]:
@@ -206,7 +221,9 @@ class Teacher:
         """Compute the targets of all examples; of logits larger than `LARGE`, only refer to them."""
         chunks = (_require_finite(chunk) for chunk in cached.logits.split(CHUNK, dim=1))
         if cached.logits.nbytes <= LARGE:
-            self.targets = torch.cat([self.target(chunk) for chunk in chunks], dim=-2)
+            rows = torch.arange(cached.num_examples).split(CHUNK)
+            found = [self._targets(chunk, indices) for chunk, indices in zip(chunks, rows, strict=True)]
+            self.targets = torch.cat(found, dim=-2)
             return
         for _ in chunks:  # reads the file once, chunk by chunk, to check that all logits are finite
             pass
@@ -215,6 +232,11 @@ class Teacher:
     @cached_property
     def key(self) -> str:
         """A digest of the values of teacher and data."""
+        return self._key if self.unseen is None else digest([self.unseen], self._key)
+
+    @cached_property
+    def _key(self) -> str:
+        """A digest of the values of members and data."""
         if self.cached is not None:
             return self.cached.key or digest([self.cached.logits])
         state = {} if self.models is None else self.models.state_dict()
@@ -238,6 +260,24 @@ class Teacher:
     def __repr__(self) -> str:
         """The same text in every process, because checkpoints store it."""
         return f"Teacher({self.key[:16]})"
+
+
+def unseen_targets(values: Tensor, unseen: Tensor, target: Target) -> Tensor:
+    """Return the targets of rows (M, N, K) of which each is answered by some members only, (N, K').
+
+    Args:
+        values: Rows of all members.
+        unseen: Which members answer, (M, N).
+        target: Function from rows (T, n, K) to targets (n, K').
+    """
+    counts, found = unseen.sum(0), None
+    for count in counts.unique().tolist():
+        chosen = (counts == count).nonzero()[:, 0]
+        members = unseen[:, chosen].T.nonzero()[:, 1].view(-1, count).T  # (count, n)
+        part = target(values[members, chosen])
+        found = part.new_zeros((len(counts), part.shape[-1])) if found is None else found
+        found[chosen] = part
+    return cast("Tensor", found)
 
 
 def choose_rows(task: Task, outputs: Tensor, targets: Any, generator: torch.Generator | None = None) -> Tensor | None:

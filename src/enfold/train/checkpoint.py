@@ -21,6 +21,7 @@ from enfold.io.identity import Identity, differences
 from enfold.train.history import History
 from enfold.train.optimize import Optimizer
 from enfold.train.selection import Selection
+from enfold.train.weight_average import WeightAverage
 
 
 def save_checkpoint(
@@ -31,6 +32,7 @@ def save_checkpoint(
     scaler: torch.amp.GradScaler,
     history: History,
     identity: Identity,
+    average: WeightAverage | None = None,
 ) -> None:
     """Write the state after the last epoch in `history`, atomically."""
     tensors: dict[str, Tensor] = {}
@@ -38,6 +40,7 @@ def save_checkpoint(
         ("model", model.state_dict()),
         ("chosen", selection.state),
         ("optimizer", optimizer.state()),
+        ("average", {} if average is None else average.state),
     ):
         for name, tensor in state.items():  # cloned, because safetensors refuses tied tensors
             tensors[f"{prefix}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)
@@ -46,6 +49,7 @@ def save_checkpoint(
         "history": history.as_dict(),
         "selection": selection.record(),
         "scaler": scaler.state_dict(),
+        "averaged steps": 0 if average is None else average.steps,
     }
     first = len(history.epochs) < 2  # a folder that is missing later was removed on purpose
     with atomic_path(path, parents=first) as temporary:
@@ -65,10 +69,15 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
     def restore(
-        self, model: nn.Module, optimizer: Optimizer, selection: Selection, scaler: torch.amp.GradScaler
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        selection: Selection,
+        scaler: torch.amp.GradScaler,
+        average: WeightAverage | None = None,
     ) -> History:
-        """Put the state into model, optimizer, selection and scaler, and return the history."""
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "chosen": {}, "optimizer": {}}
+        """Put the state into model, optimizer, selection, scaler and average, and return the history."""
+        groups: dict[str, dict[str, Tensor]] = {"model": {}, "chosen": {}, "optimizer": {}, "average": {}}
         for key, tensor in self.tensors.items():
             prefix, name = key.split("/", 1)
             groups[prefix][name] = tensor
@@ -79,6 +88,8 @@ class Checkpoint:
         device = next(model.parameters()).device
         chosen = {name: tensor.to(device) for name, tensor in groups["chosen"].items()}
         selection.restore(self.progress["selection"], chosen)
+        if average is not None:
+            average.restore(groups["average"], int(self.progress.get("averaged steps", 0)))
         return History.from_dict(self.progress["history"])
 
 
@@ -103,18 +114,6 @@ def read_checkpoint(path: Path, identity: Identity) -> Checkpoint:
             f"{', '.join(changed)}: restore these, delete the file, or choose another"
         )
     return Checkpoint(progress, tensors)
-
-
-def load_checkpoint(
-    path: Path,
-    model: nn.Module,
-    optimizer: Optimizer,
-    selection: Selection,
-    scaler: torch.amp.GradScaler,
-    identity: Identity,
-) -> History:
-    """Read a checkpoint, restore its state, and return its history."""
-    return read_checkpoint(path, identity).restore(model, optimizer, selection, scaler)
 
 
 def stored_history(path: Path) -> History | None:

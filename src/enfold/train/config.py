@@ -59,9 +59,13 @@ class TrainConfig:
         order: Order of the training examples: "own" (a separate order for every member), "shared" (one order for all)
             or "split" (one order, with every batch divided among the members).
         bootstrap: Train every member on a bootstrap sample (bagging).
+        folds: Train member k on all examples but those of fold k of this many (cross-validation), as
+            `enfold.data.fold_numbers` returns them; None to train all members on all examples.
         augment: Augmentations applied to image batches, in this order: "pad-crop", "flip".
         select: Which weights are returned: those of the epoch with the lowest validation NLL ("best", separately for
             every member of a deep ensemble) or those of the last epoch ("last").
+        ema: Decay per step of an exponential moving average of the weights, such as 0.999, which is evaluated and
+            returned in place of the last weights; None for none.
         patience: Stop after this many epochs without a lower validation NLL; None to train for all epochs.
         precision: Precision of the forward and backward pass: "float32", or mixed precision with "bfloat16" or
             "float16" ("fp32", "bf16" and "fp16" are accepted as well).
@@ -98,8 +102,10 @@ class TrainConfig:
     clip_norm: Positive | None = None
     order: Literal["own", "shared", "split"] = "own"
     bootstrap: bool = False
+    folds: Annotated[int, Field(ge=2, le=LARGEST)] | None = None
     augment: tuple[str, ...] = ()
     select: Literal["best", "last"] = "best"
+    ema: BelowOne | None = None
     patience: Annotated[int, Field(ge=1)] | None = None
     precision: Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"] = "float32"
     compile: bool = False
@@ -113,6 +119,7 @@ class TrainConfig:
         object.__setattr__(self, "precision", PRECISIONS.get(self.precision, self.precision))
         self._require("warmup_epochs", self.warmup_epochs <= self.epochs, f"at most epochs = {self.epochs}")
         self._require("tail_low", self.tail_low <= self.tail_factor, f"at most tail_factor = {self.tail_factor}")
+        self._require("folds", self.folds is None or not self.bootstrap, "None with bootstrap=True")
         self._require("patience", self.patience is None or self.select == "best", "None with select='last'")
 
     def _require(self, field: str, holds: bool, rule: str) -> None:

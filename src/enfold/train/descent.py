@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from enfold.errors import EnfoldError
 from enfold.io.identity import Identity
 from enfold.progress import ProgressBar, Silent, progress
 from enfold.train.checkpoint import read_checkpoint, save_checkpoint
@@ -25,6 +26,8 @@ class Descent:
         self, parameters: nn.ParameterList, config: TrainConfig, identity: Identity, checkpoint: Path | None
     ) -> None:
         self.parameters, self.config, self.identity, self.checkpoint = parameters, config, identity, checkpoint
+        if config.ema is not None:
+            raise EnfoldError(f"ema must be None for a merge, got {config.ema}: leave ema out")
         self.optimizer, self.scaler = Optimizer(parameters, config), torch.amp.GradScaler(enabled=False)
         self.selection, self.history = Selection(parameters, config.patience), History()
         self.bar: ProgressBar = Silent()

@@ -43,6 +43,7 @@ from enfold.train.objective import Objective, StepContext, default_loss
 from enfold.train.optimize import Optimizer, trained_members
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
+from enfold.train.weight_average import WeightAverage
 
 ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the repr of an object; it differs between processes
 
@@ -153,9 +154,11 @@ class Fit:
             config.augment,
             config.seed,
             split=config.order == "split",
+            folds=config.folds or 0,
         )
         self.optimizer = Optimizer(model, config)
         self.selection = Selection(model, config.patience)
+        self.average = WeightAverage(self.model, config.ema)
         self.history = History()
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
         self.chooses = config.select == "best" and has_examples(data.val)
@@ -168,9 +171,12 @@ class Fit:
             trajectory.require(model, self.identity)
 
     def _check(self, num_members: int, own: bool) -> None:
-        if self.config.bootstrap and num_members > 1 and not own:
+        name = "bootstrap" if self.config.bootstrap else "folds"
+        if (self.config.bootstrap and num_members > 1 and not own) or (
+            self.config.folds and (self.config.order != "own" or not own)
+        ):
             raise EnfoldError(
-                "bootstrap needs a separate order of the examples for each member, got one order for all members: set "
+                f"{name} needs a separate order of the examples for each member, got one order for all members: set "
                 "order='own', pass the training data as tensors or a Dataset, and train a DeepEnsemble"
             )
         if self.config.order == "split" and not own:
@@ -201,7 +207,7 @@ class Fit:
         if isinstance(self.model, Ensemble):
             self.model.on_fit_start(self.data, self.config)
         if stored is not None:
-            self.history = stored.restore(self.model, self.optimizer, self.selection, self.scaler)
+            self.history = stored.restore(self.model, self.optimizer, self.selection, self.scaler, self.average)
         steps = self.order.steps(self.data.train)
         total = None if steps is None else steps * self.config.epochs
         done = len(self.history.epochs)
@@ -218,6 +224,8 @@ class Fit:
         if self.chooses:
             self.selection.apply()
             self.history.chosen = list(self.selection.epoch)
+        else:
+            self.average.apply()
         if isinstance(self.model, Ensemble):
             self.model.on_fit_end(self.data)
             self.model.task = known_task(self.task)
@@ -245,13 +253,15 @@ class Fit:
                 sizes.append(len(batch))
                 bar.advance(1)
         bar.advance((self.order.steps(self.data.train) or len(sizes)) - len(sizes))  # dropped batches
-        record = self._record(epoch, _mean(losses, sizes), started, len(sizes))
-        self.history.epochs.append(record)
-        if self.chooses:
-            self.selection.update(epoch + 1, record.validation_loss)
+        with self.average.applied():
+            record = self._record(epoch, _mean(losses, sizes), started, len(sizes))
+            self.history.epochs.append(record)
+            if self.chooses:
+                self.selection.update(epoch + 1, record.validation_loss)
         if isinstance(self.model, Ensemble):
             self.model.on_epoch_end(epoch + 1, self.config)
-        self._store(epoch + 1)
+        with self.average.applied():
+            self._store(epoch + 1)
         if self.checkpoint is not None:
             save_checkpoint(
                 self.checkpoint,
@@ -261,6 +271,7 @@ class Fit:
                 self.scaler,
                 self.history,
                 self.identity,
+                self.average,
             )
         bar.say(_summary(record, self.config.epochs, self.history))
         return record
@@ -289,6 +300,7 @@ class Fit:
                 f"{epoch + 1}, batch {number + 1}: lower lr, or set clip_norm{saved}"
             )
         self.optimizer.step(self._rate_factor(epoch, number), self.scaler)
+        self.average.update()
         if isinstance(self.model, Ensemble):
             before = sum(record.steps for record in self.history.epochs)
             self.model.on_step_end(before + number + 1, self.optimizer)
