@@ -187,7 +187,7 @@ def test_cached_and_live_teachers_give_equal_students(members, data, monkeypatch
 
 
 def uncached(make):
-    def init(self, models, data, target, *, is_constant, folder, task):
+    def init(self, models, data, target, *, is_constant, folder, task, unseen):
         make(self, models, data, target, is_constant=False, task=task)
 
     return init
