@@ -21,6 +21,7 @@ PACKAGES = {
     "dict_batches": "transformers",
     "graphs": "torch_geometric",
     "segmentation": "monai",
+    "sklearn_estimators": "pandas",
     "tabular_regression": "rtdl_revisiting_models",
     "tokens": "transformers",
 }

@@ -48,10 +48,13 @@ installed = cache(packages_distributions)
 
 @cache
 def distributions(*, lazily: bool) -> set[str]:
-    """Of all imports that neither Python nor enfold itself brings."""
+    """Of all imports that neither Python nor enfold itself brings; adapters are imported by users only."""
     found: set[str] = set()
     for file in (ROOT / "src" / "enfold").rglob("*.py"):
-        found |= imported(parsed(file), lazily=lazily)
+        if file.parent.name != "integrations":
+            found |= imported(parsed(file), lazily=lazily)
+        elif lazily:
+            found |= imported(parsed(file), lazily=True) | imported(parsed(file), lazily=False)
     known = installed()
     return {known.get(name, [name])[0].lower() for name in found - set(sys.stdlib_module_names) - {"enfold"}}
 
