@@ -65,7 +65,7 @@ def copy_plain(network: nn.Module, memo: Memo) -> nn.Module | None:
         known: nn.Module = memo[id(network)]
         return known
     kind = type(network)
-    if not _has_plain_class(kind):
+    if not has_plain_class(kind):
         return None
     duplicate: nn.Module = kind.__new__(kind)
     memo[id(network)] = duplicate
@@ -87,7 +87,7 @@ def copy_plain(network: nn.Module, memo: Memo) -> nn.Module | None:
     return duplicate
 
 
-def _has_plain_class(kind: type) -> bool:
+def has_plain_class(kind: type) -> bool:
     """Return whether copies of such modules are made by the methods of `nn.Module`, not by those of a subclass."""
     if kind.__module__.startswith("torch.nn.modules.") and not issubclass(kind, nn.RNNBase):
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -97,9 +98,11 @@ class Example:
     @classmethod
     def like(cls, inputs: Tensor) -> Example:
         """Return the description of a batch (B, ...)."""
-        values = inputs.detach().double() if not inputs.is_complex() else inputs.detach().abs().double()
-        finite = values[values.isfinite()]
-        low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+        values = inputs.detach().abs() if inputs.is_complex() else inputs.detach()
+        low, high = map(float, values.aminmax()) if values.numel() else (0.0, 0.0)
+        if not math.isfinite(high - low):
+            finite = values[values.isfinite()]
+            low, high = map(float, finite.aminmax()) if finite.numel() else (0.0, 0.0)
         return cls(tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch."), low, high)
 
     def inputs(self) -> Tensor:
