@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from enfold.engines.copying import CONSTANTS, has_plain_class
+from enfold.engines.copying import CONSTANTS, OF_MODULES, has_plain_class
 from enfold.engines.skeleton import Skeleton
 
 LONGEST = 1000  # items of a list that are compared
 CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set, type(None)])  # the most frequent other attributes
 DEEPEST = 4  # functions in closures of functions that are compared
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+Name = TypeVar("Name", str, tuple[str, str])
 SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
 
 
@@ -51,19 +52,19 @@ def read_attributes(network: nn.Module) -> dict[str, object]:
     return found
 
 
-def read_numbers(network: nn.Module) -> dict[str, object]:
+def read_numbers(network: nn.Module) -> dict[tuple[str, str], object]:
     """Return the numbers and strings in the attributes of a network's modules: where a forward pass may count."""
     return {
-        f"{prefix}.{key}": repr(value) if isinstance(value, float | complex) else value  # NaN differs from itself
+        (prefix, key): repr(value) if isinstance(value, float | complex) else value  # NaN differs from itself
         for prefix, module in network.named_modules()
         for key, value in vars(module).items()
         if type(value) not in CONTAINERS and isinstance(value, int | str | float | complex)
     }
 
 
-def find_changed(ours: dict[str, object], theirs: dict[str, object]) -> str | None:
+def find_changed(ours: Mapping[Name, object], theirs: Mapping[Name, object]) -> Name | None:
     """Return the name of the first attribute that differs, or None."""
-    return next((name.removeprefix(".") for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
+    return next((name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
 
 
 def _describe(value: Any, depth: int = 0) -> object:
@@ -143,7 +144,7 @@ class _Describer:
                 for name, tensor in value.items():
                     self.items.append(name)
                     self._add_tensor(tensor)
-            elif key != "_compiled_call_impl":
+            elif key != "_compiled_call_impl" and (key not in OF_MODULES or value):
                 self._add_constant(value)
 
     def _add_tensor(self, tensor: Tensor | None) -> None:

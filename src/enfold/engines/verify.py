@@ -179,7 +179,8 @@ class _Comparison:
 
     def __init__(self, codes: Sequence[Skeleton], state: State, rows: Any, *, is_varied: bool) -> None:
         members = len(next(iter(state.values())))
-        if _are_identical(codes):
+        self.are_identical = _are_identical(codes)
+        if self.are_identical:
             members = min(members, 2)  # two members show whether the one code carries anything from member to member
         self.codes = [codes[index if len(codes) > 1 else 0] for index in range(members)]
         self.others = codes[members:]  # which are identical to those
@@ -243,7 +244,7 @@ class _Comparison:
 
     def _compare_settings(self) -> Mismatch | None:
         """Return differences in attributes, and attributes that change from call to call and so between members."""
-        different = different_attribute(self.codes)
+        different = None if self.are_identical else different_attribute(self.codes)
         if different is not None:
             return Mismatch(different[0], f"the attribute '{different[1]}'", same_code=True)
         results = [result for result in (*self.evaluated, *self.trained) if result is not None]
@@ -307,7 +308,8 @@ class _Comparison:
         after = read_numbers(network)
         if before != after:  # a size that every call sets to the same value is no change
             self._evaluate(network)
-            result.changed = find_changed(after, read_numbers(network))
+            changed = find_changed(after, read_numbers(network))
+            result.changed = None if changed is None else ".".join(filter(None, changed))
         filled = set(empty_buffers(code.network)) - set(empty_buffers(network)) if code.empty else set()
         if training and filled and not torch.equal(self._evaluate(network), self._evaluate(network, without=filled)):
             result.changed = min(filled)
