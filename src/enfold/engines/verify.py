@@ -185,7 +185,8 @@ class _Comparison:
         self.codes = [codes[index if len(codes) > 1 else 0] for index in range(members)]
         self.others = codes[members:]  # which are identical to those
         self.rows = rows
-        given = {name: tensor.detach()[:members] for name, tensor in state.items()}
+        # In the memory layout of the own networks, because the random numbers of dropout follow the layout.
+        given = {name: tensor.detach()[:members].contiguous() for name, tensor in state.items()}
         self.values = vary(given, codes[0].parameters) if is_varied else given
         self.evaluated = [self._run_own_network(index, training=False) for index in range(members)]
         if is_varied and not all(bool(torch.isfinite(one.tensors[OUTPUTS]).all()) for one in self.evaluated):
@@ -271,13 +272,13 @@ class _Comparison:
         expected = self.trained[index] if training else self.evaluated[index]
         if expected is None:
             return None
-        # In the memory layout of the own network, because the random numbers of dropout follow the layout.
         values = {name: _copy_contiguous(tensor) for name, tensor in self._values_of(index).items()}
         for name in code.trainable & values.keys():
             values[name].requires_grad_()
         try:
             with code.use_values(values) as network:
-                outputs, found = self._run_forward(network, {**code.parameters, **code.buffers}, training)
+                parameters, buffers = find_places(network)  # not always `code.network`
+                outputs, found = self._run_forward(network, {**parameters, **buffers}, training)
             # Behind the block, where the values have been removed: a checkpointed block would need them.
             found.tensors |= _compute_gradients(outputs, values) if training else {}
         except Exception as error:  # of the user's own forward
