@@ -17,61 +17,65 @@ class Hub:
         self.requests = []
 
 
-def handler(hub):
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class Handler(BaseHTTPRequestHandler):
+    """The part of the Hub's API that models need."""
 
-        def answer(self, status, content=b"", **headers):
-            body = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+    protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self):
-            self.do_GET()
+    def answer(self, status, content=b"", **headers):
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
-        def do_GET(self):
-            hub.requests.append(f"{self.command} {self.path}")
-            match = re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/[^/]+/(.+)", self.path)
-            files = hub.repositories.get(match[1], {}) if match else {}
-            if not match or match[2] not in files:
-                code = "EntryNotFound" if match and match[1] in hub.repositories else "RepoNotFound"
-                self.answer(404, b"", X_Error_Code=code, X_Repo_Commit=HEAD)
-                return
-            content = files[match[2]]
-            self.answer(200, content, ETag=f'"{hashlib.sha1(content).hexdigest()}"', X_Repo_Commit=HEAD)
+    def do_HEAD(self):
+        self.do_GET()
 
-        def do_POST(self):
-            length = int(self.headers.get("Content-Length") or 0)
-            body = self.rfile.read(length) if length else b""
-            hub.requests.append(f"POST {self.path}")
-            if "Bearer" not in self.headers.get("Authorization", ""):
-                self.answer(401, {"error": "no token"})
-            elif self.path == "/api/repos/create":
-                asked = json.loads(body)
-                name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
-                hub.repositories.setdefault(name, {})
-                self.answer(200, {"url": f"http://{self.headers['Host']}/{name}"})
-            elif "/preupload/" in self.path:
-                asked = json.loads(body)["files"]
-                files = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in asked]
-                self.answer(200, {"files": files})
-            elif "/commit/" in self.path:
-                name = re.match(r"/api/models/([^/]+/[^/]+)/", self.path)[1]
-                files = hub.repositories[name]
-                for line in map(json.loads, body.splitlines()):
-                    if line["key"] == "file":
-                        files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-                commit = f"http://{self.headers['Host']}/{name}/commit/{HEAD}"
-                self.answer(200, {"success": True, "commitOid": HEAD, "commitUrl": commit, "hookOutput": ""})
-            else:
-                self.answer(200, {})
+    def do_GET(self):
+        self.server.hub.requests.append(f"{self.command} {self.path}")
+        match = re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/[^/]+/(.+)", self.path)
+        files = self.server.hub.repositories.get(match[1], {}) if match else {}
+        if not match or match[2] not in files:
+            code = "EntryNotFound" if match and match[1] in self.server.hub.repositories else "RepoNotFound"
+            self.answer(404, b"", X_Error_Code=code, X_Repo_Commit=HEAD)
+            return
+        content = files[match[2]]
+        self.answer(200, content, ETag=f'"{hashlib.sha256(content).hexdigest()}"', X_Repo_Commit=HEAD)
 
-        def log_message(self, *arguments):
-            pass
+    def do_POST(self):
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length) if length else b""
+        self.server.hub.requests.append(f"POST {self.path}")
+        if "Bearer" not in self.headers.get("Authorization", ""):
+            self.answer(401, {"error": "no token"})
+        elif self.path == "/api/repos/create":
+            self.create(json.loads(body))
+        elif "/preupload/" in self.path:
+            asked = json.loads(body)["files"]
+            files = [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in asked]
+            self.answer(200, {"files": files})
+        elif "/commit/" in self.path:
+            self.commit(body)
+        else:
+            self.answer(200, {})
 
-    return Handler
+    def create(self, asked):
+        name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+        self.server.hub.repositories.setdefault(name, {})
+        self.answer(200, {"url": f"http://{self.headers['Host']}/{name}"})
+
+    def commit(self, body):
+        name = re.match(r"/api/models/([^/]+/[^/]+)/", self.path)[1]
+        for line in map(json.loads, body.splitlines()):
+            if line["key"] == "file":
+                content = base64.b64decode(line["value"]["content"])
+                self.server.hub.repositories[name][line["value"]["path"]] = content
+        url = f"http://{self.headers['Host']}/{name}/commit/{HEAD}"
+        self.answer(200, {"success": True, "commitOid": HEAD, "commitUrl": url, "hookOutput": ""})
+
+    def log_message(self, *arguments):
+        pass

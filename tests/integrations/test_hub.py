@@ -21,7 +21,7 @@ from enfold.errors import MissingExtra
 from enfold.integrations.hub import from_pretrained, push_to_hub, save_pretrained
 from enfold.io.files import sha256
 from enfold.tasks import Classification, Regression
-from integrations.stub_hub import HEAD, Hub, handler
+from integrations.stub_hub import HEAD, Handler, Hub
 
 FILES = ["README.md", "config.json", "model.safetensors"]
 
@@ -361,7 +361,8 @@ def test_models_are_uploaded_and_downloaded(tmp_path):
     pytest.importorskip("huggingface_hub")
     hub = Hub()
     hub.repositories["me/hostile"] = {"config.json": b"{}", "model.safetensors": b"", "pytorch_model.bin": b"x"}
-    web = ThreadingHTTPServer(("127.0.0.1", 0), handler(hub))
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    web.hub = hub
     thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     address = f"http://127.0.0.1:{web.server_port}"
