@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ LONGEST = 1000  # items of a list that are compared
 CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set, type(None)])  # the most frequent other attributes
 DEEPEST = 4  # functions in closures of functions that are compared
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-Name = TypeVar("Name", str, tuple[str, str])
 SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
 
 
@@ -62,7 +61,7 @@ def read_numbers(network: nn.Module) -> dict[tuple[str, str], object]:
     }
 
 
-def find_changed(ours: Mapping[Name, object], theirs: Mapping[Name, object]) -> Name | None:
+def find_changed(ours: Mapping[Any, object], theirs: Mapping[Any, object]) -> Any | None:
     """Return the name of the first attribute that differs, or None."""
     return next((name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
 

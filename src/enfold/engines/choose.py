@@ -104,7 +104,7 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
 def run_once(
     engine: Engine, skeleton: Skeleton, values: State, rows: Any, *, each: bool = False, grad: bool = False
 ) -> dict[str, Tensor]:
-    """Return the outputs, the buffers and modified parameters, and with `grad` the gradients of parameters and inputs."""
+    """Return the outputs, buffers and modified parameters, and with `grad` the gradients of parameters and inputs."""
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         fixed = {name for name in skeleton.parameters if name not in skeleton.written}
         state = {name: tensor.detach() if name in fixed else tensor.clone() for name, tensor in values.items()}

@@ -232,7 +232,7 @@ class _Tracer(fx.Tracer):
     """A tracer that records the calls of its own thread only."""
 
     def __init__(self, autowrap_modules: tuple[ModuleType, ...]) -> None:
-        super().__init__(autowrap_modules)
+        super().__init__(autowrap_modules)  # type: ignore[arg-type]
         self._thread = threading.get_ident()
 
     def call_module(
