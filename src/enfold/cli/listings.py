@@ -40,6 +40,9 @@ PACKAGES = (  # package, extra, purpose
     ("markupsafe", "report", "the HTML report"),
     ("scikit-learn", "data", "the digits data set"),
     ("pillow", "data", "folders of images"),
+    ("onnx", "onnx", "ONNX files"),
+    ("onnxscript", "onnx", "ONNX files"),
+    ("onnxruntime", "onnx", "comparison and quantization of ONNX files"),
 )
 
 
