@@ -4,14 +4,14 @@ import sys
 import types
 from typing import Any
 
-from enfold.export.export import export
 from enfold.export.result import Artefact, ExportResult
+from enfold.export.write import export
 
 __all__ = ["Artefact", "ExportResult", "export"]
 
 
 class _Callable(types.ModuleType):
-    """`enfold.export(...)` is `enfold.export.export(...)`."""
+    """`enfold.export(...)` is `enfold.export.write.export(...)`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> ExportResult:
         return export(*args, **kwargs)

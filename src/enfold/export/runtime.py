@@ -61,7 +61,7 @@ def open_pt2(path: Path) -> Run:
         EnfoldError: If it fails for a number of examples.
     """
     with quiet(), path.open("rb") as file:
-        program: Any = torch.export.load(file)  # type: ignore[arg-type]
+        program: Any = torch.export.load(file)
         module = program.module()
 
     @torch.no_grad()

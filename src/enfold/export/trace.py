@@ -56,7 +56,7 @@ def trace(graph: nn.Module, inputs: Sequence[Tensor]) -> torch.export.ExportedPr
 def _reason(error: Exception) -> str:
     """Return why a network cannot be traced, and what to do."""
     text, kind = str(error), type(error).__name__
-    line = _line(text) or _user_line(error)
+    line = _line(text)
     if "DataDependent" in kind:
         where = f" at '{line}'" if line else ""
         return f"but its control flow depends on the values of tensors{where}: use torch.where in place of a branch"
@@ -72,10 +72,6 @@ def _reason(error: Exception) -> str:
 def _line(text: str) -> str | None:
     found = [match for match in LINE.findall(text) if "site-packages" not in match[0] and "enfold" not in match[0]]
     return f"{found[-1][2].strip()} (line {found[-1][1]} of {found[-1][0]})" if found else None
-
-
-def _user_line(error: BaseException) -> str | None:
-    return None
 
 
 def to_onnx(program: torch.export.ExportedProgram, names: Sequence[str], outputs: Sequence[str], opset: int) -> Any:
@@ -114,11 +110,15 @@ def _unconvertible(error: Exception) -> str:
     found = OPERATION.search(text)
     if found:
         name = f"{found[1]}.{found[2]}".removesuffix(".default")
-        return f"every operation must exist in ONNX, but '{name}' does not: replace it in the network, or export to .pt2"
+        return (
+            f"every operation must exist in ONNX, but '{name}' does not: replace it in the network, or export to .pt2"
+        )
     if "2GB" in text or "2 GB" in text or "exceeds maximum protobuf size" in text:
         return "an ONNX file holds at most 2 GB, and this model is larger: export to .pt2 or .safetensors"
     reason = " ".join(str(chain[-1]).split())[:300]
-    return f"model must be convertible to ONNX, but that fails with {type(chain[-1]).__name__} ({reason}): export to .pt2"
+    return (
+        f"model must be convertible to ONNX, but that fails with {type(chain[-1]).__name__} ({reason}): export to .pt2"
+    )
 
 
 def require_onnx() -> None:

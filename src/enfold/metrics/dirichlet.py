@@ -59,9 +59,7 @@ def log_beta(alphas: Tensor) -> Tensor:
     return torch.lgamma(alphas).sum(-1) - torch.lgamma(alphas.sum(-1))
 
 
-def dirichlet_uncertainty(
-    alphas: Tensor, digamma: Callable[[Tensor], Tensor] = torch.digamma
-) -> DirichletUncertainty:
+def dirichlet_uncertainty(alphas: Tensor, digamma: Callable[[Tensor], Tensor] = torch.digamma) -> DirichletUncertainty:
     """Return the uncertainties (3) to (7) of Dirichlet distributions with concentrations (..., C).
 
     Args:

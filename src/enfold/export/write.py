@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +25,7 @@ from enfold.export.trace import OPSET, RECENT, TRACED, require_onnx, to_onnx, tr
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import atomic_path
 from enfold.saving import save, versions
-from enfold.tasks import Task, as_task, known_task
+from enfold.tasks import Inferred, Task, as_task, current_task
 from enfold.tasks.infer import task_to_dict
 
 Format = Literal["onnx", "pt2", "safetensors"]
@@ -39,7 +38,7 @@ def export(
     model: nn.Module,
     path: str | Path,
     example: Any = None,
-    format: Format | None = None,  # noqa: A002 - the name in other exporters
+    format: Format | None = None,
     *,
     outputs: Kind | None = None,
     task: Any = None,
@@ -117,11 +116,11 @@ def _format(path: Path, named: Format | None) -> Format:
         raise EnfoldError(f"format must be one of {', '.join(FORMATS.values())}, got {named!r}: change format")
     found = FORMATS.get(path.suffix)
     if found is None and named is None:
-        raise EnfoldError(
-            f"path must end in {', '.join(FORMATS)}, got '{path}': change the ending, or pass format="
-        )
+        raise EnfoldError(f"path must end in {', '.join(FORMATS)}, got '{path}': change the ending, or pass format=")
     if found is not None and named not in (None, found):
-        raise EnfoldError(f"format must agree with the ending of the path, got {named!r} for '{path}': change one of them")
+        raise EnfoldError(
+            f"format must agree with the ending of the path, got {named!r} for '{path}': change one of them"
+        )
     return named or found or "onnx"
 
 
@@ -140,9 +139,12 @@ def _task(model: nn.Module, given: Any) -> Task | None:
     """Return the task of a model."""
     if isinstance(model, Calibrated):
         if given is not None:
-            raise EnfoldError(f"task must be None for a calibrated model, which has a task, got {given!r}: leave it out")
+            raise EnfoldError(
+                f"task must be None for a calibrated model, which has a task, got {given!r}: leave it out"
+            )
         return model.model_task
-    return known_task(as_task(given)) if given is not None else getattr(model, "task", None)
+    found = current_task(as_task(given if given is not None else getattr(model, "task", None)))
+    return None if isinstance(found, Inferred) else found
 
 
 def _class_axis(found: dict[str, Tensor], task: Task | None, raw: bool) -> int | None:
@@ -206,5 +208,7 @@ def _export_values(model: nn.Module, path: Path) -> ExportResult:
     changed = [name for name, tensor in state.items() if not torch.equal(stored[name], tensor.cpu())]
     if changed:
         raise EnfoldError(f"the file must have the values of the model, but '{changed[0]}' differs: export it again")
-    described = {name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)} for name, t in state.items()}
+    described = {
+        name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)} for name, t in state.items()
+    }
     return ExportResult(path, "safetensors", None, None, {}, described, (), 0.0, None, path.stat().st_size)
