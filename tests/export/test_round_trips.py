@@ -125,6 +125,7 @@ ENSEMBLES = {
     "MixedEnsemble": lambda: enfold.MixedEnsemble([mlp(), nn.Sequential(nn.Linear(12, 5))]),
 }
 MORE = {
+    "weighted": lambda: enfold.DeepEnsemble([mlp() for _ in range(3)], weights=(0.7, 0.2, 0.1)),
     "MixtureEnsemble": lambda: enfold.MixtureEnsemble(mlp(), 4),
     "TreeNet": lambda: enfold.TreeNet(mlp(), 3),
     "MultiHead": lambda: enfold.MultiHead(mlp(), 3),

@@ -43,6 +43,7 @@ PACKAGES = (  # package, extra, purpose
     ("onnx", "onnx", "ONNX files"),
     ("onnxscript", "onnx", "ONNX files"),
     ("onnxruntime", "onnx", "comparison and quantization of ONNX files"),
+    ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
 )
 
 

@@ -23,7 +23,7 @@ from enfold.engines.copying import copy_network
 from enfold.engines.inputs import in_type_of
 from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import at_least_float32, get_logits
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, predict_outputs
 from enfold.ensembles.mc_dropout import MCDropout
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
@@ -142,7 +142,7 @@ def named_outputs(model: nn.Module, outputs: Tensor, task: Task | None, *, raw: 
         return _of_dirichlet(outputs[0])
     known = as_task(task)
     single = len(outputs) == 1 and not (isinstance(known, Regression) and known.head == "uncertainty")
-    return _named(known.predict(outputs), known, single=single)
+    return _named(predict_outputs(model, known, outputs), known, single=single)
 
 
 def _has_epistemic(model: Calibrated) -> bool:
