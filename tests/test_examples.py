@@ -24,6 +24,7 @@ PACKAGES = {
     "sklearn_estimators": "pandas",
     "tabular_regression": "rtdl_revisiting_models",
     "tokens": "transformers",
+    "torchmetrics_collection": "torchmetrics",
 }
 NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py") if file.stem != "quality")
 
