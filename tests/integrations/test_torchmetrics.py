@@ -163,7 +163,7 @@ def test_two_processes_compute_the_metrics_of_all_examples(tmp_path):
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: EnsembleMetric("accurracy"), "accuracy"),
+        (lambda: EnsembleMetric("accuracy_"), "accuracy"),
         (lambda: EnsembleMetric("nll").compute(), "update"),
         (lambda: EnsembleMetric("nll").update(torch.randn(6, 4), torch.zeros(6).long()), "preds"),
         (lambda: EnsembleMetric("nll", members=False).update(torch.randn(2, 6, 4), torch.zeros(6).long()), "preds"),
