@@ -40,6 +40,7 @@ PACKAGES = (  # package, extra, purpose
     ("markupsafe", "report", "the HTML report"),
     ("scikit-learn", "data", "the digits data set"),
     ("pillow", "data", "folders of images"),
+    ("lightning", "lightning", "modules for the Trainer of Lightning"),
     ("torchmetrics", "torchmetrics", "metrics in collections of torchmetrics"),
 )
 
