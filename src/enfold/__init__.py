@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enfold import data, metrics, networks
+from enfold.averaging import fit_weights
 from enfold.calibrate import Calibrated, Threshold, calibrate, threshold
 from enfold.cost import Cost, measure
 from enfold.data import Data, Split
@@ -59,6 +60,7 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.distill.perturb.tdiv_sdiv import TDivSDiv as TDivSDiv
     from enfold.ensembles.bagging import Bagging as Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble as BatchEnsemble
+    from enfold.ensembles.boosting import Boosting as Boosting
     from enfold.ensembles.fge import FGE as FGE
     from enfold.ensembles.film_ensemble import FiLMEnsemble as FiLMEnsemble
     from enfold.ensembles.hydra_ensemble import HydraEnsemble as HydraEnsemble
@@ -115,6 +117,7 @@ __all__ = [
     "distill",
     "evaluate",
     "fit",
+    "fit_weights",
     "load",
     "match_units",
     "measure",

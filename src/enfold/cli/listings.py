@@ -42,6 +42,7 @@ PACKAGES = (  # package, extra, purpose
     ("pillow", "data", "folders of images"),
     ("lightning", "lightning", "modules for the Trainer of Lightning"),
     ("torchmetrics", "torchmetrics", "metrics in collections of torchmetrics"),
+    ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
 )
 
 
