@@ -43,6 +43,8 @@ PACKAGES = (  # package, extra, purpose
     ("onnx", "onnx", "ONNX files"),
     ("onnxscript", "onnx", "ONNX files"),
     ("onnxruntime", "onnx", "comparison and quantization of ONNX files"),
+    ("lightning", "lightning", "modules for the Trainer of Lightning"),
+    ("torchmetrics", "torchmetrics", "metrics in collections of torchmetrics"),
     ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
 )
 
