@@ -130,10 +130,10 @@ def test_a_forward_that_cannot_be_merged_is_refused(forward, reason):
     assert reason in refusal(Apply(forward, layer=nn.Linear(6, 3), offset=torch.ones(3)))
 
 
-def test_a_second_argument_is_refused():
+def test_an_optional_argument_has_its_default():
     class Two(nn.Linear):
         def forward(self, x, mask=None):
-            return super().forward(x)
+            return super().forward(x) if mask is None else x
 
     class Net(nn.Module):
         def __init__(self):
@@ -141,11 +141,13 @@ def test_a_second_argument_is_refused():
             self.layer = nn.Linear(6, 3)
 
         def forward(self, x, mask=None):
-            return self.layer(x)
+            return self.layer(x) if mask is None else x
 
-    assert "takes more than one argument" in refusal(Net())
-    members = DeepEnsemble([Two(6, 3), Two(6, 3)])
-    assert members(vectors(4)).shape == (2, 4, 3)
+    for make in (Net, lambda: Two(6, 3)):
+        members = DeepEnsemble([make(), make()])
+        expected = torch.stack([network(vectors(4)) for network in members])
+        torch.testing.assert_close(members(vectors(4)), expected)
+    assert isinstance(DeepEnsemble(Net, 2).choose_engine(vectors(4)), StackedProgram)
 
 
 @pytest.mark.parametrize("part", [0, 2, None])
@@ -187,7 +189,7 @@ def test_tracing_leaves_no_state():
     skeleton = Skeleton(Apply(forward, layer=nn.Linear(6, 3)))
     before = dict(vars(skeleton.network))
     with pytest.raises(CannotRun, match="not in a layer"):
-        StackedProgram(skeleton)
+        StackedProgram(skeleton, vectors(4))
     assert vars(skeleton.network) == before
 
 

@@ -138,6 +138,17 @@ def first_examples(tree: Any, number: int) -> Any | None:
     return None if size is None else map_tensors(lambda tensor: tensor[:number], tree)
 
 
+def describe_structure(tree: Any) -> object:
+    """Return an object that is equal for trees with tensors and other values at the same places."""
+    if isinstance(tree, Tensor):
+        return Tensor
+    if isinstance(tree, Mapping):
+        return dict, tuple((name, describe_structure(value)) for name, value in tree.items())
+    if isinstance(tree, list | tuple):
+        return type(tree), tuple(describe_structure(value) for value in tree)
+    return type(tree)
+
+
 def layout(tree: Any) -> Any:
     """Return the structure of a batch with the shape and type of one example; equal for batches that can be joined."""
     if isinstance(tree, Tensor):

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from enfold.data.tree import clone, detach, device_of, first_examples
+from enfold.data.tree import clone, count_examples, detach, device_of, map_tensors, tensors
 from enfold.engines.base import CannotRun, Engine, EngineName, Loop
 from enfold.engines.compare import GRADIENT, OUTPUTS, find_difference, precision
-from enfold.engines.examples import EXAMPLES, choose_rows, preserve_rng, vary
+from enfold.engines.examples import choose_rows, preserve_rng, vary
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.stacked import StackedProgram
@@ -66,9 +66,15 @@ def make_engine(name: str, skeleton: Skeleton, state: State, inputs: Any) -> Eng
     for buffer in skeleton.buffers:
         if len(state[buffer]) > 1 and not state[buffer].stride(0):
             raise CannotRun(f"the buffer '{buffer}' is the same tensor for all members, which would update it at once")
-    engine = StackedProgram(skeleton) if name == "stacked" else Vmap(skeleton)
+    engine = StackedProgram(skeleton, inputs) if name == "stacked" else Vmap(skeleton)
     with preserve_rng(inputs):
-        check_engine(engine, skeleton, state, inputs)
+        try:
+            check_engine(engine, skeleton, state, inputs)
+        except CannotRun:
+            if not isinstance(engine, StackedProgram) or not engine.reads_shapes():
+                raise
+            engine.merges_inputs = True
+            check_engine(engine, skeleton, state, inputs)
     return engine
 
 
@@ -111,18 +117,19 @@ def run_once(
         leaves = {name: state[name].requires_grad_() for name in skeleton.trainable & state.keys() if grad}
         versions = {name: tensor._version for name, tensor in state.items()}
         rows = clone(rows)
-        if grad and isinstance(rows, Tensor) and rows.is_floating_point():
-            leaves["the inputs"] = rows.requires_grad_()
-            rows = rows.clone()  # a network may modify its inputs in place
+        if grad:
+            given = [tensor for tensor in tensors(rows) if tensor.is_floating_point()]
+            leaves |= {f"input {index}": tensor.requires_grad_() for index, tensor in enumerate(given)}
+            rows = clone(rows)  # a network may modify its inputs in place
         outputs = engine(state, rows, each)
         real = torch.view_as_real(outputs) if outputs.is_complex() else outputs
-        given: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        grads: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if leaves and outputs.requires_grad:
             weights = torch.rand(real.shape, generator=torch.Generator().manual_seed(0)).to(real) + 0.5
-            given = torch.autograd.grad(real, list(leaves.values()), weights, allow_unused=True)
+            grads = torch.autograd.grad(real, list(leaves.values()), weights, allow_unused=True)
     gradients = {
         f"{GRADIENT}'{name}'": torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), given, strict=True)
+        for (name, leaf), gradient in zip(leaves.items(), grads, strict=True)
     }
     same = {name for name in skeleton.parameters & state.keys() if state[name]._version == versions[name]}
     after = {f"'{name}'": tensor for name, tensor in state.items() if name not in same}
@@ -134,8 +141,9 @@ def _choose_examples(inputs: Any, num_members: int) -> list[tuple[bool, Any]]:
     if isinstance(inputs, Tensor):
         own = choose_rows(inputs, num_members)  # (M, 3, ...)
         return [(False, own[0]), (True, own)]
-    few = first_examples(inputs, EXAMPLES)
-    return [(False, detach(inputs if few is None else few))]
+    if count_examples(inputs) is not None:
+        return [(False, map_tensors(lambda tensor: choose_rows(tensor.detach(), 1)[0], inputs))]
+    return [(False, detach(inputs))]
 
 
 def compare_results(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from enfold.data.tree import clone, count_examples
+from enfold.data.tree import clone, count_examples, describe_structure
 from enfold.engines.base import Engine, EngineName, Loop
 from enfold.engines.call import pack_inputs, unwrap_inputs
 from enfold.engines.choose import choose_engine, require_engine
@@ -82,6 +82,7 @@ class Runner(nn.Module, ABC):
         self.example: Example | None = None  # the shape and type of the first inputs
         self._covers_training = False  # whether members were compared with their networks in train mode, too
         self._engine: Engine | None = None
+        self._others: dict[object, Engine] = {}  # for inputs of another structure
         self._expanded: tuple[object, State] | None = None
         self._pool = EnginePool()
 
@@ -108,7 +109,7 @@ class Runner(nn.Module, ABC):
         before, example = self._engine, inputs[0] if each else inputs
         try:
             # A program puts no values into modules: any number of threads may run it.
-            if isinstance(before, StackedProgram) and not self._must_verify():
+            if isinstance(before, StackedProgram) and before.accepts(example) and not self._must_verify():
                 return self._run_by(before, inputs, each)
             with self._pool.borrow(lambda: self.choose_engine(example)) as engine:
                 return self._run_by(engine, inputs, each)
@@ -159,7 +160,18 @@ class Runner(nn.Module, ABC):
                 return self._loop()
         if self._engine is None:
             self._engine = self._loop() if self.is_separate else self._choose(inputs)
+        if isinstance(self._engine, StackedProgram) and not self._engine.accepts(inputs):
+            return self._choose_other(inputs)
         return self._engine
+
+    def _choose_other(self, inputs: Any) -> Engine:
+        """Return the engine for inputs of another structure than the first ones, for which another graph is traced."""
+        if count_examples(inputs) is None:
+            return self._loop()
+        structure = describe_structure(inputs)
+        if structure not in self._others:
+            self._others[structure] = self._choose(inputs)
+        return self._others[structure]
 
     def _unwrapped(self, inputs: Any) -> Any:
         """Return the only tensor of the inputs, or inputs of another structure unchanged."""
@@ -189,13 +201,14 @@ class Runner(nn.Module, ABC):
         if result.mismatch is not None:
             result.mismatch.report(self.engine)
             self.codes, self._engine = separate(self.codes, self.num_members), None
+            self._others = {}
             self._pool.clear()
         self.mismatch, self.is_separate = result.mismatch, result.mismatch is not None
         self._covers_training, self.example = result.covers_training, describe_example(inputs)
 
     def set_engine(self, engine: EngineName) -> Self:
         """Run by another engine from now on."""
-        self.engine, self._engine = require_engine(engine), None
+        self.engine, self._engine, self._others = require_engine(engine), None, {}
         self._pool.clear()
         return self
 
@@ -221,4 +234,5 @@ class Runner(nn.Module, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        return {**state, "_engine": None, "_expanded": None}  # these belong to the object they were made for
+        # These belong to the object they were made for.
+        return {**state, "_engine": None, "_others": {}, "_expanded": None}

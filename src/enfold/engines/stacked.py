@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import random
 import threading
 from collections.abc import Callable
@@ -26,10 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from enfold.data.tree import count_examples, describe, describe_structure, map_tensors, tensors
 from enfold.engines.base import CannotRun
+from enfold.engines.call import call_network
 from enfold.engines.factored import Factored
 from enfold.engines.skeleton import Skeleton, State
 
+RESHAPES = ("view", "reshape", torch.reshape, "unflatten", torch.unflatten)
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
@@ -169,8 +173,13 @@ def find_obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def trace_forward(network: nn.Module) -> fx.Graph:
+def trace_forward(network: nn.Module, inputs: Any = None) -> fx.Graph:
     """Return the graph of the forward pass, which must be equal in train and eval mode and draw no random numbers.
+
+    Args:
+        network: The network, which tracing may change.
+        inputs: A tensor, or a structure of tensors; the graph has a placeholder for each tensor. None: one for each
+            argument of `forward`.
 
     Raises:
         CannotRun: If there is no such graph.
@@ -182,7 +191,7 @@ def trace_forward(network: nn.Module) -> fx.Graph:
             twin = network.train(training)
             with torch.random.fork_rng(devices=[]):
                 before_trace = _random_state()
-                graphs.append(_trace(twin))
+                graphs.append(_trace(twin, inputs))
                 if _random_state() != before_trace:  # a trace would contain the drawn number as a constant
                     raise CannotRun("its forward draws random numbers that are not drawn by a layer")
             if _is_sequence(network):
@@ -214,7 +223,7 @@ def _is_sequence(network: nn.Module) -> bool:
 _tracing = threading.RLock()
 
 
-def _trace(network: nn.Module) -> fx.Graph:
+def _trace(network: nn.Module, inputs: Any) -> fx.Graph:
     """Return the graph of the forward pass.
 
     `fx.Tracer` replaces `nn.Module.__call__` and `nn.Module.__getattr__` during a trace, for all threads. So one thread
@@ -223,17 +232,33 @@ def _trace(network: nn.Module) -> fx.Graph:
     """
     with _tracing:
         try:
-            return _Tracer(()).trace(network)
+            return _Tracer((), inputs).trace(network)
         except Exception:  # perhaps of a function of `math`, whose replacement takes a third of the time of a trace
-            return _Tracer((math,)).trace(network)
+            return _Tracer((math,), inputs).trace(network)
 
 
 class _Tracer(fx.Tracer):
-    """A tracer that records the calls of its own thread only."""
+    """A tracer of the call of a network with inputs of any structure, which records the calls of its own thread only.
 
-    def __init__(self, autowrap_modules: tuple[ModuleType, ...]) -> None:
+    Args:
+        autowrap_modules: Modules whose functions may be called with traced values.
+        inputs: The inputs, of which tensors are replaced by traced values. None: the arguments of `forward`.
+    """
+
+    def __init__(self, autowrap_modules: tuple[ModuleType, ...], inputs: Any) -> None:
         super().__init__(autowrap_modules)  # type: ignore[arg-type]
-        self._thread = threading.get_ident()
+        self._thread, self._inputs = threading.get_ident(), inputs
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        """Return the call of the network, in place of its `forward` with one placeholder for each parameter."""
+        if self._inputs is None:
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        make: Any = partial(self.create_proxy, "placeholder", "inputs", (), {})
+        return call_network, [self.root, map_tensors(lambda _: make(), self._inputs)]
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a module is one node of the graph; the network itself is not."""
+        return m is not self.root and super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -254,9 +279,22 @@ Step = Callable[[list[Any], State, int], Any]  # (values so far, state, M) -> th
 
 
 class StackedProgram:
-    """An engine that runs the traced graph of the network on merged values."""
+    """An engine that runs the traced graph of the network on merged values.
 
-    def __init__(self, skeleton: Skeleton) -> None:
+    Args:
+        skeleton: The network.
+        inputs: A batch: a tensor, or tuples, lists and dictionaries of tensors with one row per example. The program
+            runs batches of this structure.
+
+    Attributes:
+        merges_inputs: Whether inputs are repeated for the members, so that all values have M * B rows.
+    """
+
+    def __init__(self, skeleton: Skeleton, inputs: Any) -> None:
+        if count_examples(inputs) is None:
+            raise CannotRun(f"it gets {describe(inputs)}, and not tensors with one row per example")
+        self.structure = describe_structure(inputs)
+        self.merges_inputs = False
         bare = type(skeleton.network) in LAYERS  # a single layer has no graph
         root = nn.Sequential(skeleton.network) if bare else skeleton.network
         self.modules = dict(root.named_modules(remove_duplicate=False))
@@ -266,7 +304,7 @@ class StackedProgram:
             if any(getattr(module, f"_{kind}_hooks") for kind in HOOKS):
                 raise CannotRun(f"'{name or type(module).__name__}' has hooks")
         twin = copy.deepcopy(skeleton).network  # tracing may set attributes
-        self.graph = trace_forward(nn.Sequential(twin) if bare else twin)
+        self.graph = trace_forward(nn.Sequential(twin) if bare else twin, inputs)
         self.names = {id(module): skeleton.names_in(module) for module in self.modules.values()}
         position: dict[fx.Node, int] = {}
         self.steps: list[Step] = []
@@ -274,26 +312,42 @@ class StackedProgram:
             self._check(node)
             self.steps.append(self._step(node, position))
             position[node] = len(position)
-        if next(iter(position)).op != "placeholder":
-            raise CannotRun("its forward takes no argument")
+        self.num_inputs = sum(node.op == "placeholder" for node in position)
+
+    def accepts(self, inputs: Any) -> bool:
+        """Return whether the program runs inputs of this structure."""
+        if isinstance(inputs, Tensor):
+            return self.structure is Tensor
+        return describe_structure(inputs) == self.structure and count_examples(inputs) is not None
+
+    def reads_shapes(self) -> bool:
+        """Return whether values are reshaped to sizes of values: all of them must have the same number of rows."""
+        nodes = self.graph.nodes
+        waiting = [node for node in nodes if node.target == "size" or (node.target is getattr and "shape" in node.args)]
+        users = set[fx.Node]()
+        while waiting:
+            found = set(waiting.pop().users) - users
+            users |= found
+            waiting.extend(node for node in found if node.target in (operator.getitem, operator.mul, operator.floordiv))
+        return any(node.target in RESHAPES for node in users)
 
     def _check(self, node: fx.Node) -> None:
         if node.op == "get_attr":
             raise CannotRun(f"it uses the parameter or buffer '{node.target}' and not in a layer")
-        if node.op == "placeholder" and node.prev.op == "placeholder":
-            raise CannotRun("its forward takes more than one argument")
         if node.op == "call_module":
             module = self.modules[str(node.target)]
             reason = find_obstacle(module)
             if reason is not None:
                 raise CannotRun(f"'{node.target}', a {type(module).__name__}, {reason}")
 
-    def __call__(self, state: State, inputs: Tensor, each: bool) -> Tensor:
-        """(B, ...) or, with `each`, (M, B, ...) -> (M, B, C)."""
+    def __call__(self, state: State, inputs: Any, each: bool) -> Tensor:
+        """Common inputs (B, ...) or, with `each`, a tensor (M, B, ...) -> (M, B, C)."""
         num_members = len(next(iter(state.values())))
-        values: list[Any] = []
-        for step in self.steps:
-            values.append(step(values, state, num_members) if values else _make_input(inputs, each))
+        if self.merges_inputs and not each:
+            inputs, each = map_tensors(lambda tensor: tensor.expand(num_members, *tensor.shape), inputs), True
+        values: list[Any] = [_make_input(tensor, each) for tensor in tensors(inputs)]
+        for step in self.steps[self.num_inputs :]:
+            values.append(step(values, state, num_members))
         if not isinstance(values[-1], Value):
             raise CannotRun("it does not return one tensor")
         return values[-1].split(num_members)
