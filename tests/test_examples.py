@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGES = {
     "dict_batches": "transformers",
     "graphs": "torch_geometric",
+    "huggingface_trainer": "datasets",
     "lightning_module": "lightning",
     "segmentation": "monai",
     "sklearn_estimators": "pandas",

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch
-from enfold.data.convert import as_data
 from enfold.data.tree import clone
-from enfold.data.unpack import Unpack, Unpacked, count_inputs, unpack_batch
+from enfold.data.unpack import Batches, Unpack, Unpacked, count_inputs, unpack_batch
 from enfold.distill.distill import check_student, make_objective
 from enfold.distill.loss import DistillationLoss
 from enfold.distill.losses.kd import KD
@@ -27,7 +26,17 @@ from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import member_logits
 from enfold.metrics import FewExamplesWarning, RowPredictions, metrics_for
 from enfold.seeds import derive
-from enfold.tasks import Rows, StudentTask, Task, as_task, current_task, first_batch_task, known_task
+from enfold.tasks import (
+    Binary,
+    Multilabel,
+    Rows,
+    StudentTask,
+    Task,
+    as_task,
+    current_task,
+    first_batch_task,
+    known_task,
+)
 from enfold.train.batch_norm import several_examples
 from enfold.train.config import TrainConfig, as_config
 from enfold.train.objective import Objective, StepContext, default_loss
@@ -171,6 +180,16 @@ class OuterLoop:
         """Return the outputs of all members, (M, B, ...)."""
         return at_least_float32(member_logits(self.evaluated_model, inputs))
 
+    def mean_logits(self, outputs: Tensor) -> Tensor:
+        """Return the mean prediction in the place of the output of one network: (M, B, ...) -> (B, ...)."""
+        task = current_task(self.task)
+        if len(outputs) == 1:
+            return outputs[0]
+        if isinstance(task, Binary | Multilabel):
+            return torch.logit(outputs.sigmoid().mean(0), eps=1e-7)
+        mean = task.predict(outputs).mean
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if task.is_categorical else mean
+
     # Evaluation
 
     def evaluate_batch(self, batch: Unpacked) -> tuple[Tensor, RowPredictions | None]:
@@ -204,7 +223,8 @@ class OuterLoop:
         """Return the optimizer of `config`, or of a function of the parameter groups."""
         self.optimizer = Optimizer(self.model, self.config)
         if make is not None:
-            self.optimizer.replace(make(self.optimizer.inner.param_groups))
+            scaled = [{**group, "lr": group["lr"] * group.get("lr_scale", 1.0)} for group in self.optimizer.groups]
+            self.optimizer.replace(make(scaled))
         return self.optimizer.inner
 
     def start(self, batches: Iterable[Any] | None, *, resumed: bool) -> None:
@@ -214,7 +234,8 @@ class OuterLoop:
             batches: The loader of training batches.
             resumed: Whether the values of the model were restored from a checkpoint.
         """
-        self.data = as_data(batches, unpack=self.unpack, network=called_network(self.model))
+        train = [] if batches is None else Batches(batches, self.unpack, self.num_inputs)
+        self.data = Data(train, [], [], None, ())
         if isinstance(self.model, Ensemble):
             restored = {name: clone(value) for name, value in self.model.state_dict().items()} if resumed else None
             self.model.on_fit_start(self.data, self.config)
