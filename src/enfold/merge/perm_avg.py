@@ -58,6 +58,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @checked
+@logged
 def perm_avg(
     models: Models,
     train: Examples,
@@ -80,6 +81,8 @@ def perm_avg(
     repair: RepairKind = "reset",
     config: TrainConfig | None = None,
     checkpoint: str | Path | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     quiet: bool = False,
     unpack: Unpack | None = None,
     **settings: Any,
@@ -108,6 +111,8 @@ def perm_avg(
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         config: How the permutations are learned; by default as published: Adam, lr 0.1, cosine, 20 epochs.
         checkpoint: A file that is written after every epoch; if it exists, training continues from it.
+        on_epoch: Called with the record of every epoch, an `Epoch`.
+        logger: Where settings and metrics are logged to, as for `fit`.
         quiet: Show no progress bar.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
         **settings: Fields of `TrainConfig`, such as `epochs=5` or `task="regression"`, which replace those of `config`.
@@ -141,7 +146,7 @@ def perm_avg(
         config=plan,
     )
     ensemble, symmetry = find_groups(inputs.ensemble, inputs.data, options)
-    model = learn_permutations(ensemble, inputs.data, symmetry, options, checkpoint=checkpoint, quiet=quiet)
+    model = learn_permutations(ensemble, inputs.data, symmetry, options, checkpoint=checkpoint, quiet=quiet, on_epoch=on_epoch, log=as_log(logger))
     with torch.no_grad():
         if model is None:
             network = ensemble.network(ensemble.mean_state())

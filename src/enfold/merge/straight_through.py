@@ -55,6 +55,7 @@ IDENTITY = ("epochs", "patience", "lr", "momentum", "batch_size", "seed")  # opt
 
 
 @checked
+@logged
 def straight_through(
     models: Models,
     train: Examples,
@@ -98,9 +99,11 @@ def straight_through(
     Raises:
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
+    log = as_log(logger)
+    log.log_settings({"title": "straight_through", "epochs": epochs, "lr": lr, "momentum": momentum, "seed": seed})
     inputs = prepare_inputs("straight_through", models, train, needs_train=True, unpack=unpack)
     options: dict[str, Any] = {"epochs": epochs, "patience": patience, "lr": lr, "momentum": momentum}
-    match = partial(match_members, reference=reference, batch_size=batch_size, seed=seed, task=task, **options)
+    match = partial(match_members, reference=reference, batch_size=batch_size, seed=seed, task=task, on_epoch=on_epoch, log=log, **options)
     return merge_aligned(inputs, match, repair, seed, checkpoint)  # (4)
 
 
@@ -115,6 +118,8 @@ def match_members(
     batch_size: int,
     seed: int,
     task: TaskName | Task | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    log: Log | None = None,
 ) -> list[State]:
     """Return each member in the order of equation (4).
 
@@ -128,6 +133,8 @@ def match_members(
         batch_size: The number of examples in a batch.
         seed: The seed.
         task: What the outputs mean.
+        on_epoch: Function called with the record of every epoch.
+        log: Where metrics are logged to, with a part for each member.
     """
     states, ensemble, checkpoint = alignment.states, alignment.ensemble, alignment.checkpoint
     target = states[require_reference(reference, len(states))]
@@ -139,7 +146,7 @@ def match_members(
     found = list(states)
     with eval_mode(ensemble.skeleton.network), _batch_statistics(ensemble), several_examples():
         for index, file in files.items():
-            found[index] = _Pair(alignment, target, states[index], config, known).learn(index, file)
+            found[index] = _Pair(alignment, target, states[index], config, known, on_epoch, log or Log()).learn(index, file)
     for file in list(files.values())[:-1]:
         if file is not None:
             file.unlink(missing_ok=True)
@@ -155,6 +162,8 @@ class _Pair:
     state: State
     config: TrainConfig
     task: Task
+    on_epoch: Callable[[Epoch], None] | None = None
+    log: Log = field(default_factory=Log)
 
     def learn(self, index: int, file: Path | None) -> State:
         """Return member `index` in its order; a checkpoint is written after every epoch."""
@@ -169,7 +178,7 @@ class _Pair:
         identity = {**options, "member": index, "members' weights": values}
         identity |= {} if repr(self.task) == "None" else {"task": repr(self.task)}
         identity |= content(self.alignment.data, ("train",))
-        descent = Descent(free, self.config, identity, file)
+        descent = Descent(free, self.config, identity, file, self.on_epoch, self.log.part(f"member_{index}"))
         steps = Order(self.config.batch_size).steps(self.alignment.data.train)
         label = f"member {index}: "
         for epoch in descent.epochs(lambda: self.mean_loss(self.match(free)), steps, "straight_through", label):

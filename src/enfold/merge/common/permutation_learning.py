@@ -75,6 +75,8 @@ def learn_permutations(
     *,
     checkpoint: str | Path | None = None,
     quiet: bool = False,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    log: Log | None = None,
 ) -> SoftAverage | None:
     """Return the members of `find_groups` with learned soft permutations, or None if there is nothing to learn.
 
@@ -85,6 +87,8 @@ def learn_permutations(
         options: The options of permAVG.
         checkpoint: File of the training checkpoint, from which an interrupted training continues.
         quiet: Show no progress bar.
+        on_epoch: Function called with the record of every epoch.
+        log: Where settings and metrics are logged to, with a part for each training.
     """
     states, counts = distinct_members(ensemble)
     if not symmetry.groups or len(states) == 1:  # members that differ in statistics only
@@ -104,7 +108,17 @@ def learn_permutations(
             model.made_from = digest(tensor for state in states[:last] for tensor in state.values())
             objective = AnnealedObjective(inner, repr(options), last, ends, options.mixing)
             with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
-                fit(model, data, config=config, objective=objective, checkpoint=file, title="perm_avg", quiet=quiet)
+                fit(
+                    model,
+                    data,
+                    config=config,
+                    objective=objective,
+                    checkpoint=file,
+                    on_epoch=on_epoch,
+                    logger=log if log is None or len(stages) == 1 else log.part(f"members_to_{last}"),
+                    title="perm_avg",
+                    quiet=quiet,
+                )
             warn_if_singular(model)
     for file in filter(None, files[:-1]):
         file.unlink(missing_ok=True)
