@@ -237,3 +237,22 @@ def test_settings_of_the_plan_are_plain():
     enfold.fit(members(), TRAIN, config=plan, logger=logger, quiet=True)
     assert logger.settings["lr"] == "0.01, 0.001"
     assert "Classification" in logger.settings["task"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("merge", "options", "names"),
+    [
+        (enfold.merge.perm_avg, {"train": TRAIN, "val": VAL, "epochs": 2, "quiet": True}, {"train/loss", "val/nll"}),
+        (enfold.merge.straight_through, {"train": TRAIN, "epochs": 2}, {"member_1/train/loss"}),
+        (enfold.merge.soup, {"val": VAL, "kind": "learned", "epochs": 2}, {"train/loss"}),
+    ],
+)
+def test_merges_that_train_log_their_epochs(trained, merge, options, names):
+    logger, seen = Recorder(), []
+    merge(trained, logger=logger, on_epoch=seen.append, **options)
+    assert [each.epoch for each in seen] == [0, 1]
+    assert all(each.training and isinstance(each, Epoch) for each in seen)
+    assert names <= logger.rows[-1][1].keys()
+    assert logger.rows[-1][0] == 2
+    assert logger.closed == 1
