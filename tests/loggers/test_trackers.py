@@ -5,6 +5,7 @@ import json
 import math
 import struct
 import sys
+import time
 
 import pytest
 import torch
@@ -92,8 +93,14 @@ def offline_records(folder) -> tuple[list[dict], dict]:
     from wandb.proto.wandb_internal_pb2 import Record
 
     rows, config = [], {}
-    for file in sorted(folder.glob("**/*.wandb")):
-        for record in map(Record.FromString, entries(file)):
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        records = []
+        for _ in range(100):  # another process writes the file
+            records = [Record.FromString(each) for each in entries(file)]
+            if any(each.WhichOneof("record_type") == "exit" for each in records):
+                break
+            time.sleep(0.1)
+        for record in records:
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
                 rows.append({each.key or "/".join(each.nested_key): json.loads(each.value_json) for each in items})

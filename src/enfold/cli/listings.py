@@ -43,6 +43,7 @@ PACKAGES = (  # package, extra, purpose
     ("tensorboard", "tensorboard", "logger: tensorboard"),
     ("wandb", "wandb", "logger: wandb"),
     ("mlflow", "mlflow", "logger: mlflow"),
+    ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
 )
 
 
