@@ -43,6 +43,8 @@ PACKAGES = (  # package, extra, purpose
     ("tensorboard", "tensorboard", "logger: tensorboard"),
     ("wandb", "wandb", "logger: wandb"),
     ("mlflow", "mlflow", "logger: mlflow"),
+    ("lightning", "lightning", "modules for the Trainer of Lightning"),
+    ("torchmetrics", "torchmetrics", "metrics in collections of torchmetrics"),
     ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
 )
 
