@@ -310,7 +310,7 @@ def test_every_ensemble_can_teach(enfold, recipe_file, tmp_path):
     load = {
         label: library.load(out / "steps" / f"{label}.safetensors", network)
         for label in rows
-        if "mean" not in label and "ensemble" not in label and label != "control"
+        if "mean" not in label and "ensemble" not in label and "control" not in label
     }
     teacher = load["hyper-deep"]
     assert load["of-hyper-deep"].num_members == 3  # of the run
