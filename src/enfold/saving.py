@@ -24,13 +24,14 @@ from enfold.arguments import check_arguments
 from enfold.engines.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.engines.initialization import make_blank
 from enfold.engines.verify import different_attribute
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles import DeepEnsemble, MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.io.checkpoints import require_tensors, with_ties
 from enfold.io.files import atomic_path, parsing, sha256
 from enfold.io.usercode import PREFIX
 from enfold.networks import factory
+from enfold.tasks import task_of
 from enfold.tasks.infer import task_from_dict, task_to_dict
 
 FORMAT = 2
@@ -85,9 +86,8 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
             "seeds": list(model.seeds or ()) if isinstance(model, DeepEnsemble) else [],
             "separate": _is_separate(model),
             "fingerprint": compute_fingerprint(model) if model.is_expandable else None,
-            "task": task_to_dict(model.task),
         }
-    return {"format": FORMAT, **kind, "versions": versions()}
+    return {"format": FORMAT, **kind, "task": task_to_dict(task_of(model)), "versions": versions()}
 
 
 def versions() -> dict[str, str]:
@@ -120,6 +120,9 @@ def load(
     model = _fresh(several[0] if several else network, manifest, path)  # type: ignore[arg-type]
     if manifest["kind"] == "ensemble":
         model = _make_ensemble(several or model, manifest)
+    task = task_from_dict(manifest.get("task"))
+    if task is not None:
+        set_model_task(model, task)
     with parsing(path, "a safetensors file", "save it again"):
         stored = load_file(path)
     state = with_ties(stored, model)
@@ -166,7 +169,6 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any
     model = kind.from_options(several, options)
     if isinstance(model, DeepEnsemble):
         model.seeds = tuple(manifest["seeds"]) or None
-    model.task = task_from_dict(manifest.get("task"))
     return model
 
 
