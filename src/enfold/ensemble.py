@@ -67,7 +67,7 @@ class Ensemble(Runner):
 
     notice: str = ""  # a remark about the members for tables and reports
     task: Task | None = None
-    """What the outputs mean; `fit` sets it, and `predict` uses it. None: unknown, read as logits of classes (M, B, C)."""
+    """What the outputs mean; `fit` sets it, and `predict` uses it. None: unknown, read as logits of classes."""
 
     def __init__(self, network: nn.Module | Sequence[nn.Module], num_members: int, engine: EngineName = "auto") -> None:
         if num_members < 1:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import enfold
 from enfold.distill import CachedTeacher
 from enfold.distill.losses import AEKD, KD, EnD2, Hydra, LatentBE, OneToOne, ProxyEnD2
-from enfold.distill.perturb import CutMix, Gaussian, Mixup, ODS
+from enfold.distill.perturb import ODS, CutMix, Gaussian, Mixup
 from enfold.errors import EnfoldError
 from enfold.tasks import Regression
 
@@ -184,7 +184,7 @@ def test_targets_of_validation_select_by_them(teacher, tmp_path):
 
 
 def test_resumed_to_the_same_bits(teacher, tmp_path):
-    class Stop(Exception):  # noqa: N818 - an interruption
+    class Stop(Exception):
         pass
 
     def stop(record):

@@ -47,7 +47,7 @@ def test_fit_records_the_task_beside_the_weights():
 
 COPIES = {
     "deepcopy": copy.deepcopy,
-    "pickle": lambda network: pickle.loads(pickle.dumps(network)),
+    "pickle": lambda network: pickle.loads(pickle.dumps(network)),  # noqa: S301 - made here
     "torch.save": lambda network: _saved(network),
 }
 
@@ -132,7 +132,7 @@ def test_a_further_training_continues_with_the_task(network):
 
 
 def test_a_batch_of_another_task_is_refused(network):
-    with pytest.raises(EnfoldError, match="task must be given.*regression.*classification"):
+    with pytest.raises(EnfoldError, match=r"task must be given.*regression.*classification"):
         enfold.fit(network, (X, (Y > 0).long()), **SETTINGS)
     assert task_of(network) == GAUSSIAN
 

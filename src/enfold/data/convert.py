@@ -47,7 +47,7 @@ def as_data(
             structures of batches.
         network: The network that gets the inputs, by which batches of three elements are understood.
         indexed: Whether batches of a Dataset of training examples come with the indices of these examples.
-        needs_targets: Whether examples without targets are refused; their targets are otherwise tensors without columns.
+        needs_targets: Whether examples without targets are refused; otherwise their targets are tensors (B, 0).
 
     Returns:
         The splits, with the shape of the inputs inferred from one batch.

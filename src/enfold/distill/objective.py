@@ -36,7 +36,7 @@ class DistillationObjective:
         teacher: The teacher, with the target of that loss.
         perturb: A perturbation of the inputs.
         label_smoothing: Label smoothing in the labels' term, for all students or for each.
-        student_task: The task of the students, whose heads may differ from the teachers'; it follows from their outputs.
+        student_task: The task of the students, which follows from their outputs, as heads may differ.
     """
 
     loss: DistillationLoss

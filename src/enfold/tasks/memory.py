@@ -71,9 +71,9 @@ class RememberedTask(FirstBatchTask):
     """
 
     @property
-    def argument(self) -> None:
+    def argument(self) -> Any:
         """The argument from which it was made: none."""
-        return
+        return None
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the task.
