@@ -49,8 +49,8 @@ class BatchTargets(NamedTuple):
 
     target: Tensor
     task: Task
-    chosen: Tensor | None
-    labels: Any
+    chosen: Tensor | None = None
+    labels: Any = None
 
 
 class Teacher:
