@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enfold import data, metrics, networks
+from enfold.averaging import fit_weights
 from enfold.calibrate import Calibrated, Threshold, calibrate, threshold
 from enfold.cost import Cost, measure
 from enfold.data import Data, Split
@@ -115,6 +116,7 @@ __all__ = [
     "distill",
     "evaluate",
     "fit",
+    "fit_weights",
     "load",
     "match_units",
     "measure",

@@ -24,6 +24,7 @@ from enfold.data.convert import Examples, require
 from enfold.data.unpack import Unpack
 from enfold.engines.call import pack_inputs
 from enfold.engines.modes import ensure_eval_mode
+from enfold.ensemble import Ensemble, predict_outputs
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits, predict
 from enfold.metrics import RegressionPredictions, fit_scale, fit_temperature, metrics_for
@@ -81,9 +82,9 @@ class Calibrated(nn.Module):
         outputs = self._member_outputs(args, kwargs)
         task = self.model_task
         if isinstance(task, Classification):
-            mean = outputs[0].float() if len(outputs) == 1 else task.mean_logits(outputs)
+            mean = outputs[0].float() if len(outputs) == 1 else self._mean_logits(task, outputs)
             return mean / self.factor  # (1)
-        found = self._scaled(task.predict(outputs))
+        found = self._scaled(predict_outputs(self.model, task, outputs))
         parts = [found.mean, found.aleatoric, found.epistemic]
         return torch.stack(parts, 1) if found.mean.ndim == 1 else torch.cat(parts, self._axis(task))
 
@@ -97,15 +98,19 @@ class Calibrated(nn.Module):
         with ensure_eval_mode(self):
             outputs = self._member_outputs(args, kwargs)
             task = self.model_task
-            own = task.predict(outputs)
+            own = predict_outputs(self.model, task, outputs)
             if not isinstance(task, Classification):
                 return self._scaled(own)
-            mean = task.predict((task.mean_logits(outputs) / self.factor)[None])
+            mean = task.predict((self._mean_logits(task, outputs) / self.factor)[None])
         epistemic = torch.minimum(own.epistemic, mean.total)
         return replace(mean, members=own.members, epistemic=epistemic, aleatoric=mean.total - epistemic)
 
     def _member_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         return member_logits(self.model, pack_inputs(args, kwargs))
+
+    def _mean_logits(self, task: Classification, outputs: Tensor) -> Tensor:
+        weights = self.model.member_weights if isinstance(self.model, Ensemble) else None
+        return task.mean_logits(outputs) if weights is None else task.mean_logits(outputs, weights)
 
     def _scaled(self, found: Prediction) -> Prediction:
         """Return a prediction of numbers with scaled variances, equation (2)."""

@@ -83,7 +83,12 @@ def predict(
             "there must be examples to predict, got none: "
             "pass a DataLoader, a list or tensors, not a generator that is used up"
         )
-    return known.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
+    found = known.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
+    return (
+        found.with_weights(model.member_weights)
+        if isinstance(model, Ensemble) and model.member_weights is not None
+        else found
+    )
 
 
 def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:

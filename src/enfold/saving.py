@@ -83,6 +83,7 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
             "options": model.options(),
             "class": model.network_name,
             "num_members": model.num_members,
+            **({} if model.member_weights is None else {"weights": list(model.member_weights)}),
             "seeds": list(model.seeds or ()) if isinstance(model, DeepEnsemble) else [],
             "separate": _is_separate(model),
             "fingerprint": compute_fingerprint(model) if model.is_expandable else None,
@@ -169,6 +170,8 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any
     model = kind.from_options(several, options)
     if isinstance(model, DeepEnsemble):
         model.seeds = tuple(manifest["seeds"]) or None
+    if manifest.get("weights") is not None:
+        model._member_weights = (1.0,) * len(manifest["weights"])  # the values are in the file
     return model
 
 

@@ -22,7 +22,7 @@ from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.out_of_fold import OutOfFoldTeacher, check_out_of_fold
 from enfold.distill.perturbation import Perturbation
-from enfold.distill.teacher import Teacher, as_teacher, count_members, first_member, starting_member
+from enfold.distill.teacher import Teacher, as_teacher, count_members, first_member, starting_member, teacher_weights
 from enfold.distill.weight_penalty import WeightPenalty
 from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
@@ -218,10 +218,22 @@ def make_objective(
     is_constant = not config.augment and perturb is None
     folder = None if cache is None else Path(cache)
     task = as_task(config.task)
+    models = as_teacher(teacher)
+    weights = teacher_weights(models)
+    if weights is not None and unseen is not None:
+        raise EnfoldError(
+            "an OutOfFoldTeacher must have members without weights, as different members answer for each example, got "
+            "weights: call set_weights(None) on the ensemble"
+        )
+
+    def target(values: torch.Tensor) -> torch.Tensor:
+        known = current_task(task)
+        return loss.task_target(values, known) if weights is None else loss.weighted_target(values, known, weights)
+
     source = Teacher(
-        as_teacher(teacher),
+        models,
         data,
-        lambda values: loss.task_target(values, current_task(task)),
+        target,
         is_constant=is_constant,
         folder=folder,
         task=task,

@@ -27,6 +27,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import best_member, member_logits
 from enfold.io.files import digest
 from enfold.io.identity import differences
+from enfold.metrics.weights import Weights
 from enfold.tasks import Classification, Inferred, Task, TaskLike, as_task, current_task
 
 Target = Callable[[Tensor], Tensor]
@@ -353,6 +354,13 @@ def as_teacher(teacher: object) -> nn.Module | CachedTeacher:
 def count_members(models: nn.Module | CachedTeacher) -> int:
     """Return the number of members of a teacher; 1 for a network."""
     return models.num_members if isinstance(models, Ensemble | CachedTeacher) else 1
+
+
+def teacher_weights(models: nn.Module | CachedTeacher) -> Weights:
+    """Return the weights of a teacher's members; None for equal weights."""
+    if isinstance(models, CachedTeacher):
+        return models.weights
+    return models.member_weights if isinstance(models, Ensemble) else None
 
 
 def first_member(models: nn.Module | CachedTeacher) -> nn.Module:

@@ -14,7 +14,7 @@ from enfold import ensembles
 from enfold.arguments import arguments_of
 from enfold.data.batches import Batch
 from enfold.data.convert import Examples
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, predict_outputs
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, MissingExtra, closest
 from enfold.evaluate import member_logits
@@ -211,7 +211,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         self.model_.eval()
         with torch.no_grad():
             outputs = [member_logits(self.model_, chunk.to(device)) for chunk in inputs.split(CHUNK)]
-        return self._task().predict(torch.cat(outputs, dim=1).cpu())
+        return predict_outputs(self.model_, self._task(), torch.cat(outputs, dim=1).cpu())
 
     # Pickles
 

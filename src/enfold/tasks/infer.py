@@ -9,6 +9,7 @@ from torch import Tensor
 
 from enfold.arguments import check_arguments
 from enfold.errors import EnfoldError, UnsupportedOutput
+from enfold.metrics.weights import Weights
 from enfold.tasks.base import Prediction, Rows, Task
 from enfold.tasks.binary import Binary, is_same
 from enfold.tasks.classification import IGNORED, Classification
@@ -207,9 +208,9 @@ class Inferred(Task):
         """Raise an error: `resolve` returns the task to use."""
         raise TypeError("resolve() returns the task to use")
 
-    def predict(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor, weights: Weights = None) -> Prediction:
         """Predict classes, the only task that follows from outputs of shape (M, B, C) without targets."""
-        return Classification().predict(outputs)
+        return Classification().predict(outputs, weights)
 
     def predictions(self, rows: Rows) -> Any:
         """Raise an error: `resolve` returns the task to use."""
