@@ -12,6 +12,7 @@ from enfold.method_files import class_names, find_class
 if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.ensembles.bagging import Bagging as Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble as BatchEnsemble
+    from enfold.ensembles.boosting import Boosting as Boosting
     from enfold.ensembles.deep_ensemble import DeepEnsemble as DeepEnsemble
     from enfold.ensembles.fge import FGE as FGE
     from enfold.ensembles.film_ensemble import FiLMEnsemble as FiLMEnsemble
