@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from enfold.ensembles.rank_one import match_units
     from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
     from enfold.ensembles.rank_one.representable import Representability, representable
+    from enfold.export import export
     from enfold.symmetry import Symmetry, symmetries
 
 if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
@@ -116,6 +117,7 @@ __all__ = [
     "data",
     "distill",
     "evaluate",
+    "export",
     "fit",
     "fit_weights",
     "load",
@@ -151,7 +153,7 @@ _LAZY = {
     "symmetries": "enfold.symmetry",
     "train_control": "enfold.distill.control",
 }
-_PACKAGES = ("compress", "distill", "merge")  # callable: enfold.distill(...)
+_PACKAGES = ("compress", "distill", "export", "merge")  # callable: enfold.distill(...)
 _METHODS = ("ensembles", "distill.losses", "distill.perturb")  # packages with one class per file
 
 __all__ += [name for package in _METHODS for name in class_names(Path(__file__).parent.joinpath(*package.split(".")))]
