@@ -6,7 +6,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,12 @@ from torch import nn
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
 from enfold.data.content import content
-from enfold.data.convert import Examples, as_data, require
+from enfold.data.convert import Examples, as_data, has_targets, require
 from enfold.data.dataset import Split, has_examples
 from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.modes import refuse_inference_mode
-from enfold.ensemble import Ensemble, called_network, set_model_output
+from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.io.checkpoints import require_tensors
@@ -34,14 +34,14 @@ from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
-from enfold.tasks import as_task, first_batch_task, known_task
+from enfold.tasks import Task, as_task, known_task, training_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig, as_config
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
-from enfold.train.objective import Objective, StepContext, default_loss
+from enfold.train.objective import HasDivergence, Objective, StepContext, default_loss
 from enfold.train.optimize import Optimizer, trained_members
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
@@ -107,7 +107,7 @@ def fit(
     refuse_inference_mode("training")
     require(train, "train", "fit")
     config = as_config(config).update(settings)
-    config = config.replace(task=first_batch_task(config.task))
+    config = config.replace(task=training_task(model, config.task))
     data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called_network(model))
     if outputs is not None:
         set_model_output(model, outputs)
@@ -119,7 +119,7 @@ def fit(
                 data, config, checkpoint=file, title=title, quiet=quiet, on_epoch=on_epoch, logger=logger
             )
             if history is not None:
-                model.task = known_task(as_task(config.task))
+                _record_task(model, as_task(config.task))
                 return history
             objective = model.objective(config)
     stored = Trajectory(trajectory) if isinstance(trajectory, str | Path) else trajectory
@@ -169,6 +169,7 @@ class Fit:
         self.average = WeightAverage(self.model, config.ema)
         self.history = History()
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
+        self.has_validation_targets = has_targets(data.val)
         self.chooses = config.select == "best" and has_examples(data.val)
         if checkpoint is not None:
             require_tensors(model.state_dict(), "a checkpoint is written")
@@ -234,7 +235,7 @@ class Fit:
             self.average.apply()
         if isinstance(self.model, Ensemble):
             self.model.on_fit_end(self.data)
-            self.model.task = known_task(self.task)
+        _record_task(self.model, self.task)
         self.model.eval()
         warn_if_similar(self.model, self.data)
         return self.history
@@ -340,7 +341,9 @@ class Fit:
 
     def _described(self, title: str) -> dict[str, Any]:
         """Return the settings for loggers."""
-        ensemble = self.model if isinstance(self.model, Ensemble) else None
+        options: dict[str, Any] = {}
+        with suppress(EnfoldError):  # a method of the user's own without its options as attributes
+            options = self.model.options() if isinstance(self.model, Ensemble) else {}
         parts = {"train_examples": self.data.train, "val_examples": self.data.val}
         return {
             "title": title,
@@ -349,7 +352,7 @@ class Fit:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "data": self.data.source,
             **{name: len(part) for name, part in parts.items() if isinstance(part, Split)},
-            **({} if ensemble is None else {f"model/{name}": value for name, value in ensemble.options().items()}),
+            **{f"model/{name}": value for name, value in options.items()},
             **{each.name: getattr(self.config, each.name) for each in dataclasses.fields(self.config)},
         }
 
@@ -360,6 +363,8 @@ class Fit:
         """
         if not has_examples(self.data.val):
             return {"validation_loss": [], "validation_score": [], "ensemble_loss": None}
+        if not self.has_validation_targets:
+            return self._divergences()
         validation = predict(self.evaluated_model(self.model), self.data.val, task=self.task)
         metrics = metrics_for(validation)
         loss, score = metrics[validation.criterion], metrics[validation.score]
@@ -371,6 +376,14 @@ class Fit:
             "ensemble_loss": loss(validation) if several else None,
             "ensemble_score": score(validation) if several else None,
         }
+
+    def _divergences(self) -> dict[str, Any]:
+        """Return the divergence of each member from its teacher on validation examples without targets."""
+        if not isinstance(self.objective, HasDivergence):
+            raise EnfoldError("val must have targets, got inputs only: pass targets, or val=None")
+        found = self.objective.divergence(self.model, self.data.val)
+        self.history.criterion = self.history.score = "divergence"
+        return {"validation_loss": found, "validation_score": found, "ensemble_loss": None}
 
     def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
         scores = self._scores()
@@ -396,6 +409,12 @@ class Fit:
                 "config": self.config.changes(),
             }
         )
+
+
+def _record_task(model: nn.Module, task: Task) -> None:
+    found = known_task(task)
+    if found is not None:  # there was a batch
+        set_model_task(model, found)
 
 
 @dataclass
@@ -473,7 +492,8 @@ def _summary(record: Epoch, epochs: int, history: History) -> str:
         mean_loss = sum(record.validation_loss) / len(record.validation_loss)
         mean_score = sum(record.validation_score) / len(record.validation_score)
         shown = f"{100 * mean_score:.2f} %" if history.score == "accuracy" else f"{mean_score:.4f}"
-        text += f"  validation {criterion} {mean_loss:.4f}  {history.score} {shown}"
+        text += f"  validation {criterion} {mean_loss:.4f}"
+        text += f"  {history.score} {shown}" if history.score != history.criterion else ""
     if record.ensemble_loss is not None:
         text += f"  ensemble {criterion} {record.ensemble_loss:.4f}"
     return text + "".join(f"  {name} {value:.3g}" for name, value in record.figures.items())
