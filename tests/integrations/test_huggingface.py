@@ -375,7 +375,7 @@ TEXT = datasets.Dataset.from_dict({"text": ["a", "b"], "number": [1.0, 2.0], "la
     [
         (lambda: make_loader(datasets.DatasetDict(train=TRAIN)), "train"),
         (lambda: make_loader([1, 2]), "dataset"),
-        (lambda: make_loader(TRAIN, label="lable"), "label"),
+        (lambda: make_loader(TRAIN, label="labels"), "label"),
         (lambda: make_loader(TRAIN.remove_columns("label")), "label"),
         (lambda: make_loader(TRAIN, columns=["words"]), "columns"),
         (lambda: make_loader(TRAIN, columns=[]), "columns"),

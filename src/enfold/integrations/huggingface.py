@@ -85,6 +85,9 @@ class LoopTrainer(Trainer):  # type: ignore[misc]
         options: Further arguments of `Trainer`.
     """
 
+    optimizer: Any
+    lr_scheduler: Any
+
     def __init__(self, loop: OuterLoop, args: TrainingArguments, options: dict[str, Any]) -> None:
         for name in ("model_init", "compute_loss_func"):
             if options.get(name) is not None:
@@ -145,27 +148,27 @@ class LoopTrainer(Trainer):  # type: ignore[misc]
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return the optimizer of the arguments for the parameter groups of the ensemble."""
         self.loop.configure(self._count_epochs())
-        given = self.optimizer
+        given: torch.optim.Optimizer | None = self.optimizer
         if given is not None:
-            self.loop.make_optimizer(lambda groups: given)
-            return given
+            return self.loop.make_optimizer(lambda groups: given)
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         if {"params", "model", "optimizer_dict"} & options.keys() or not isinstance(kind, type):
             raise EnfoldError(
                 f"optim must be an optimizer of parameter groups, got {self.args.optim}: pass for example "
                 "TrainingArguments(optim='adamw_torch')"
             )
-        self.optimizer = self.loop.make_optimizer(lambda groups: kind(groups, **options))
-        return self.optimizer
+        made = self.optimizer = self.loop.make_optimizer(lambda groups: kind(groups, **options))
+        return made
 
     def _count_epochs(self) -> int:
         if self.args.max_steps <= 0:
-            return math.ceil(self.args.num_train_epochs)
+            return math.ceil(float(self.args.num_train_epochs))
         try:
             batches = len(self.get_train_dataloader())
         except TypeError:  # a stream without a length
             return 1
-        return math.ceil(self.args.max_steps / max(batches // self.args.gradient_accumulation_steps, 1))
+        steps = max(batches // int(self.args.gradient_accumulation_steps), 1)
+        return math.ceil(int(self.args.max_steps) / steps)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule of the arguments, or that of an ensemble which needs its own, such as SWAG."""

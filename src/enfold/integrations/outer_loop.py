@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch
+from enfold.data.dataset import Part
 from enfold.data.tree import clone
 from enfold.data.unpack import Batches, Unpack, Unpacked, count_inputs, unpack_batch
 from enfold.distill.distill import check_student, make_objective
@@ -234,7 +235,7 @@ class OuterLoop:
             batches: The loader of training batches.
             resumed: Whether the values of the model were restored from a checkpoint.
         """
-        train = [] if batches is None else Batches(batches, self.unpack, self.num_inputs)
+        train: Part = [] if batches is None else Batches(batches, self.unpack, self.num_inputs)
         self.data = Data(train, [], [], None, ())
         if isinstance(self.model, Ensemble):
             restored = {name: clone(value) for name, value in self.model.state_dict().items()} if resumed else None
