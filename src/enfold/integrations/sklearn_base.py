@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from enfold import ensembles
 from enfold.arguments import arguments_of
 from enfold.data.convert import Examples
+from enfold.engines.initialization import call_factory
 from enfold.ensemble import Ensemble, predict_outputs
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, MissingExtra, closest
@@ -97,7 +98,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
                 f"{type(self.network).__name__}: pass lambda columns, outputs: MyNet(columns, outputs)"
             )
         with seed_scope(derive(self._seed_, "check")), torch.no_grad():
-            outputs = network_logits(call_factory(self._make_network).eval(), torch.zeros(2, self.n_features_in_))
+            outputs = member_logits(call_factory(self._make_network).eval(), torch.zeros(2, self.n_features_in_))[0]
         expected = (2, self._num_outputs())
         if tuple(outputs.shape) != expected:
             raise EnfoldError(
