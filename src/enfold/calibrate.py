@@ -37,6 +37,7 @@ from enfold.tasks import (
     TaskLike,
     as_task,
     current_task,
+    task_of,
 )
 
 SMALLEST = 1e-12  # variance: quantiles may be equal
@@ -78,7 +79,10 @@ class Calibrated(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return calibrated outputs of a single network, for inputs as the model takes them."""
-        outputs = self._member_outputs(args, kwargs)
+        return self.combine_raw(self._member_outputs(args, kwargs))
+
+    def combine_raw(self, outputs: Tensor) -> Tensor:
+        """Return calibrated outputs of a single network from those of every member, (M, B, ...)."""
         task = self.model_task
         if isinstance(task, Classification):
             mean = outputs[0].float() if len(outputs) == 1 else self._mean_logits(task, outputs)
@@ -95,12 +99,15 @@ class Calibrated(nn.Module):
         members, at most the total; the aleatoric part is the rest.
         """
         with ensure_eval_mode(self):
-            outputs = self._member_outputs(args, kwargs)
-            task = self.model_task
-            own = predict_outputs(self.model, task, outputs)
-            if not isinstance(task, Classification):
-                return self._scaled(own)
-            mean = task.predict((self._mean_logits(task, outputs) / self.factor)[None])
+            return self.combine(self._member_outputs(args, kwargs))
+
+    def combine(self, outputs: Tensor) -> Prediction:
+        """Return the calibrated prediction from the outputs of every member, (M, B, ...)."""
+        task = self.model_task
+        own = predict_outputs(self.model, task, outputs)
+        if not isinstance(task, Classification):
+            return self._scaled(own)
+        mean = task.predict((self._mean_logits(task, outputs) / self.factor)[None])
         epistemic = torch.minimum(own.epistemic, mean.total)
         return replace(mean, members=own.members, epistemic=epistemic, aleatoric=mean.total - epistemic)
 
@@ -141,14 +148,14 @@ def calibrate(
     Args:
         model: A network or an ensemble. It is part of the result and not copied.
         val: Validation examples, which were not used for training.
-        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
+        task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         batch_size: Examples per forward pass, where `val` is no loader.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
     """
     require(val, "val", "calibrate")
     if isinstance(model, Calibrated):  # fits the factor again
         return calibrate(model.model, val, task or model.model_task, batch_size=batch_size, unpack=unpack)
-    known = FirstBatchTask(given=as_task(task if task is not None else getattr(model, "task", None)))
+    known = FirstBatchTask(given=as_task(task if task is not None else task_of(model)))
     found = predict(model, val, batch_size, task=known, unpack=unpack)
     factor = fit_scale(found) if isinstance(found, RegressionPredictions) else fit_temperature(found)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
