@@ -436,7 +436,7 @@ def test_folders_that_are_ambiguous_or_empty(tmp_path):
 
 
 def test_the_nearest_name_is_shown(tmp_path):
-    state = {name.replace("3.weight", "3.wieght"): tensor for name, tensor in draw(1)[0].state_dict().items()}
+    state = {name.replace("3.weight", "3.weights"): tensor for name, tensor in draw(1)[0].state_dict().items()}
     save_file(state, tmp_path / "a.safetensors")
-    with pytest.raises(EnfoldError, match=r"it lacks '3\.weight' .*nearest '3\.wieght'"):
+    with pytest.raises(EnfoldError, match=r"it lacks '3\.weight' .*nearest '3\.weights'"):
         read(tmp_path / "a.safetensors")

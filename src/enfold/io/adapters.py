@@ -86,7 +86,7 @@ def read_adapter(folder: Path) -> Adapter:
         if match:
             kind = match[2].removeprefix("lora_").removeprefix("embedding_")
             adapter.layers.setdefault(match[1], {})[kind] = tensor
-        else:
+        elif ".original_module." not in bare:  # what modules_to_save replace
             adapter.complete[re.sub(r"\.(modules_to_save|base_layer)\b", "", bare)] = tensor
     if not adapter.layers:
         raise adapter.error("it has no lora_A and lora_B", "save it again")
