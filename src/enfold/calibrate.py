@@ -24,6 +24,7 @@ from enfold.data.convert import Examples, require
 from enfold.data.unpack import Unpack
 from enfold.engines.call import pack_inputs
 from enfold.engines.modes import ensure_eval_mode
+from enfold.ensemble import Ensemble, predict_outputs
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits, predict
 from enfold.metrics import RegressionPredictions, fit_scale, fit_temperature, metrics_for
@@ -36,6 +37,7 @@ from enfold.tasks import (
     TaskLike,
     as_task,
     current_task,
+    task_of,
 )
 
 SMALLEST = 1e-12  # variance: quantiles may be equal
@@ -77,12 +79,15 @@ class Calibrated(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return calibrated outputs of a single network, for inputs as the model takes them."""
-        outputs = self._member_outputs(args, kwargs)
+        return self.combine_raw(self._member_outputs(args, kwargs))
+
+    def combine_raw(self, outputs: Tensor) -> Tensor:
+        """Return calibrated outputs of a single network from those of every member, (M, B, ...)."""
         task = self.model_task
         if isinstance(task, Classification):
-            mean = outputs[0].float() if len(outputs) == 1 else task.mean_logits(outputs)
+            mean = outputs[0].float() if len(outputs) == 1 else self._mean_logits(task, outputs)
             return mean / self.factor  # (1)
-        found = self._scaled(task.predict(outputs))
+        found = self._scaled(predict_outputs(self.model, task, outputs))
         parts = [found.mean, found.aleatoric, found.epistemic]
         return torch.stack(parts, 1) if found.mean.ndim == 1 else torch.cat(parts, self._axis(task))
 
@@ -94,17 +99,24 @@ class Calibrated(nn.Module):
         members, at most the total; the aleatoric part is the rest.
         """
         with ensure_eval_mode(self):
-            outputs = self._member_outputs(args, kwargs)
-            task = self.model_task
-            own = task.predict(outputs)
-            if not isinstance(task, Classification):
-                return self._scaled(own)
-            mean = task.predict((task.mean_logits(outputs) / self.factor)[None])
+            return self.combine(self._member_outputs(args, kwargs))
+
+    def combine(self, outputs: Tensor) -> Prediction:
+        """Return the calibrated prediction from the outputs of every member, (M, B, ...)."""
+        task = self.model_task
+        own = predict_outputs(self.model, task, outputs)
+        if not isinstance(task, Classification):
+            return self._scaled(own)
+        mean = task.predict((self._mean_logits(task, outputs) / self.factor)[None])
         epistemic = torch.minimum(own.epistemic, mean.total)
         return replace(mean, members=own.members, epistemic=epistemic, aleatoric=mean.total - epistemic)
 
     def _member_outputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         return member_logits(self.model, pack_inputs(args, kwargs))
+
+    def _mean_logits(self, task: Classification, outputs: Tensor) -> Tensor:
+        weights = self.model.member_weights if isinstance(self.model, Ensemble) else None
+        return task.mean_logits(outputs) if weights is None else task.mean_logits(outputs, weights)
 
     def _scaled(self, found: Prediction) -> Prediction:
         """Return a prediction of numbers with scaled variances, equation (2)."""
@@ -136,14 +148,14 @@ def calibrate(
     Args:
         model: A network or an ensemble. It is part of the result and not copied.
         val: Validation examples, which were not used for training.
-        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
+        task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         batch_size: Examples per forward pass, where `val` is no loader.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
     """
     require(val, "val", "calibrate")
     if isinstance(model, Calibrated):  # fits the factor again
         return calibrate(model.model, val, task or model.model_task, batch_size=batch_size, unpack=unpack)
-    known = FirstBatchTask(given=as_task(task if task is not None else getattr(model, "task", None)))
+    known = FirstBatchTask(given=as_task(task if task is not None else task_of(model)))
     found = predict(model, val, batch_size, task=known, unpack=unpack)
     factor = fit_scale(found) if isinstance(found, RegressionPredictions) else fit_temperature(found)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))

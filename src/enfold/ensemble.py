@@ -19,8 +19,9 @@ from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.runner import MemberView, Runner
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
-from enfold.metrics.predictions import mean_log_probs
-from enfold.tasks import Prediction, Task, as_task
+from enfold.metrics.weights import Weights, as_weights, mean_log_probs
+from enfold.tasks import Prediction, Task, as_task, remember_task, shared_task
+from enfold.tasks.memory import TASK
 
 if TYPE_CHECKING:
     from enfold.data import Data
@@ -32,14 +33,31 @@ if TYPE_CHECKING:
 __all__ = ["Ensemble", "MemberView", "Prediction"]
 
 
+WEIGHTS = "member_weights"  # in a state dict
+
+
 def called_network(model: nn.Module) -> nn.Module:
     """Return a network itself, or the first network that an ensemble calls."""
     return next(iter(model.called_networks()), model) if isinstance(model, Ensemble) else model
 
 
+def predict_outputs(model: nn.Module, task: Task, outputs: Tensor) -> Prediction:
+    """Return what outputs of a network, or of the members of an ensemble with its weights, predict together."""
+    weights = model.member_weights if isinstance(model, Ensemble) else None
+    return task.predict(outputs) if weights is None else task.predict(outputs, weights)
+
+
 def set_model_output(model: nn.Module, function: Callable[[Any], Tensor]) -> None:
     """Set the function that selects the output of a network, or of the networks of an ensemble."""
     model.set_output(function) if isinstance(model, Ensemble) else set_output(model, function)
+
+
+def set_model_task(model: nn.Module, task: Task | None) -> None:
+    """Set the task that a network or an ensemble was trained for."""
+    if isinstance(model, Ensemble):
+        model.task = task
+    else:
+        remember_task(model, task)
 
 
 class Ensemble(Runner):
@@ -58,12 +76,17 @@ class Ensemble(Runner):
 
     notice: str = ""  # a remark about the members for tables and reports
     task: Task | None = None
-    """What the outputs mean; `fit` sets it, and `predict` uses it. None: logits of classes, (M, B, C)."""
+    """What the outputs mean; `fit` sets it, and `predict` uses it. None: unknown, read as logits of classes."""
 
     def __init__(self, network: nn.Module | Sequence[nn.Module], num_members: int, engine: EngineName = "auto") -> None:
         if num_members < 1:
             raise EnfoldError(f"num_members must be at least 1, got {num_members}: pass num_members >= 1")
-        super().__init__([network] if isinstance(network, nn.Module) else list(network), num_members, engine)
+        networks = [network] if isinstance(network, nn.Module) else list(network)
+        super().__init__(networks, num_members, engine)
+        self.task = shared_task(networks)
+        for code in self.codes:  # copies of the networks
+            vars(code.network).pop(TASK, None)
+        self._member_weights: Weights = None
 
     # Prediction
 
@@ -91,7 +114,7 @@ class Ensemble(Runner):
             UnsupportedOutput: If the outputs are not (M, B, C) with at least two classes.
         """
         outputs = require_classes(self(*args, **kwargs), "forward_mean")
-        return mean_log_probs(torch.log_softmax(outputs, dim=-1))
+        return mean_log_probs(torch.log_softmax(outputs, dim=-1), self.member_weights)
 
     @torch.no_grad()
     def predict(self, *args: Any, **kwargs: Any) -> Prediction:
@@ -106,7 +129,40 @@ class Ensemble(Runner):
         """
         with ensure_eval_mode(self):
             outputs = self(self.convert_inputs(pack_inputs(args, kwargs)))
-        return as_task(self.task).predict(outputs)
+        return predict_outputs(self, as_task(self.task), outputs)
+
+    @property
+    def member_weights(self) -> Weights:
+        """The normalized weights of the members in every mean of their predictions; None for equal weights."""
+        return self._member_weights
+
+    def set_weights(self, weights: Sequence[float] | Tensor | None) -> Self:
+        """Set the weights of the members in every mean of their predictions; None for equal weights.
+
+        They count in `predict`, `forward_mean`, evaluation, calibration and as a teacher, and are saved with the
+        ensemble. `enfold.fit_weights` fits them to validation examples. Means of parameters do not use them.
+
+        Args:
+            weights: A weight of each member, not negative; they are divided by their sum.
+
+        Returns:
+            The ensemble.
+
+        Raises:
+            EnfoldError: If the number of weights differs from that of members, one is negative, or all are 0.
+        """
+        self._member_weights = as_weights(weights, self.num_members)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.member_weights is not None:
+            destination[f"{prefix}{WEIGHTS}"] = torch.tensor(self.member_weights, dtype=torch.float64)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        stored = state_dict.pop(f"{prefix}{WEIGHTS}", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        self._member_weights = None if stored is None else tuple(stored.tolist())
 
     def convert_inputs(self, inputs: Any) -> Any:
         """Return floating-point inputs in the type of the parameters."""
@@ -134,7 +190,11 @@ class Ensemble(Runner):
         index = self._index(index)
         code = self.codes[index] if len(self.codes) > 1 else self.skeleton
         with self.exclusive():
-            return code.materialise({name: tensor[index] for name, tensor in self.expand().items()})
+            return self._with_task(code.materialise({name: tensor[index] for name, tensor in self.expand().items()}))
+
+    def _with_task(self, network: nn.Module) -> nn.Module:
+        remember_task(network, self.task)
+        return network
 
     def _index(self, index: int) -> int:
         if not -self.num_members <= index < self.num_members:
@@ -150,7 +210,7 @@ class Ensemble(Runner):
 
     def network(self, state: State) -> nn.Module:
         """Return a network of the user's class with copies of these values, in the mode of the ensemble."""
-        return self.skeleton.materialise(state)
+        return self._with_task(self.skeleton.materialise(state))
 
     def mean_state(self) -> State:
         """Return the mean of the members' values; counters and index buffers, which have no mean, are member 0's."""

@@ -21,7 +21,7 @@ from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError
 from enfold.metrics import TABLES, calibrated_scores, gain_recovered, metrics_for, per_member
 from enfold.metrics.predictions import Predictions, RowPredictions
-from enfold.tasks import Rows, StudentTask, TaskLike, as_task
+from enfold.tasks import Rows, StudentTask, TaskLike, as_task, task_of
 
 
 def member_logits(model: nn.Module, inputs: Any) -> Tensor:
@@ -53,7 +53,7 @@ def predict(
         examples: Examples with targets: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of
             `enfold.data.load`, of which the test split is used.
         batch_size: Examples per forward pass, where `examples` is no loader; about 1,000 are fastest.
-        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
+        task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
@@ -61,7 +61,7 @@ def predict(
     """
     part = as_split(examples, "test", batch_size, unpack=unpack, network=called_network(model))
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    known = as_task(task if task is not None else getattr(model, "task", None))
+    known = as_task(task if task is not None else task_of(model))
     values: list[Tensor] = []
     targets: list[Tensor] = []
     with eval_mode(model):
@@ -83,7 +83,12 @@ def predict(
             "there must be examples to predict, got none: "
             "pass a DataLoader, a list or tensors, not a generator that is used up"
         )
-    return known.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
+    found = known.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
+    return (
+        found.with_weights(model.member_weights)
+        if isinstance(model, Ensemble) and model.member_weights is not None
+        else found
+    )
 
 
 def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
@@ -190,15 +195,15 @@ def evaluate(
     require(test, "test", "evaluate")
     read = partial(as_data, unpack=unpack, network=called_network(model))
     data = read(test, val) if isinstance(test, Data) else read(None, val, test)
-    if task is None and getattr(model, "task", None) is None:
-        taught = getattr(reference, "task", None)
+    if task is None and task_of(model) is None:
+        taught = task_of(reference)
         task = None if taught is None else StudentTask(teacher=taught)
     own = predict(model, data.test, task=task)
     validation = predict(model, data.val, task=task) if has_examples(data.val) else None
     scores = score(own, validation)
     gain = None
     if reference is not None:
-        known = getattr(reference, "task", None)
+        known = task_of(reference)
         gain = _gain(scores, predict(reference, data.test, task=task if known is None else known), own.criterion)
     return Row(name or type(model).__name__, scores, gain, own.headline)
 

@@ -14,7 +14,8 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.metrics import disagreement
 from enfold.networks import MLP, ResNet, ViT, WideResNet
-from enfold.train import TrainConfig, fit
+from enfold.train import TrainConfig, cross_entropy, fit
+from fitting import any_network
 
 CONTRACT = {"members_together": True}
 
@@ -354,3 +355,35 @@ def test_members_learn_and_differ(budget, blob, tmp_path):
     loaded = enfold.load(tmp_path / "members.safetensors", network)
     torch.testing.assert_close(loaded(inputs), members(inputs), rtol=0, atol=0)
     assert (loaded.requested, loaded.actual) == (members.requested, members.actual)
+
+
+@pytest.mark.parametrize(
+    ("batches", "settings", "order"),
+    [
+        ("shared", {}, "shared"),
+        ("own", {}, "own"),
+        ("shared", {"bootstrap": True}, "own"),
+        ("shared", {"folds": 3}, "own"),
+        ("shared", {"order": "split"}, "split"),
+    ],
+    ids=str,
+)
+def test_members_are_trained_on_the_same_batch_unless_each_is_to_have_its_own(batches, settings, order):
+    members = MixtureEnsemble(any_network(), 3, batches=batches)
+    config = members.configure(TrainConfig(**settings))
+    assert config.order == order
+    seen = []
+
+    def objective(model, batch):
+        seen.append(batch.inputs)
+        return cross_entropy()(model, batch)
+
+    inputs = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    fit(
+        members.set_engine("loop"),
+        (inputs, torch.arange(30) % 3),
+        config=TrainConfig(epochs=1, batch_size=10, select="last", **settings),
+        objective=objective,
+        quiet=True,
+    )
+    assert seen[0].shape == ((10, 4) if order == "shared" else (3, 10 if order == "own" else 3, 4))

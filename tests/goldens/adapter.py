@@ -159,6 +159,7 @@ ENSEMBLES: dict[str, Callable[[nn.Module], nn.Module]] = {  # of three members
     "mimo": lambda network: enfold.MIMO(network, M),
     "mimo+repeated": lambda network: enfold.MIMO(network, M, input_repetition=0.5, batch_repetition=2),
     "mixture_ensemble": lambda network: enfold.MixtureEnsemble(network, M, budget=1.0),
+    "mixture_ensemble+own": lambda network: enfold.MixtureEnsemble(network, M, budget=1.0, batches="own"),
     "mixture_ensemble+large": lambda network: enfold.MixtureEnsemble(
         network, M, budget=2.0, assignment="disjoint_greedy"
     ),

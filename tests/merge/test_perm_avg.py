@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from functools import partial
 
 import pytest
@@ -103,6 +104,42 @@ def test_learning_from_the_identity_beats_its_start_and_the_plain_average(settin
     assert losses[0] < 0.9 * min(losses[1:])
 
 
+def test_hard_permutations_have_their_transpose_as_inverse():
+    members, data = planted([1, 2, 0])
+    found = {}
+    for inverse in ("exact", "transpose", "none"):
+        model = learned(partial(perm_avg, config=SHORT.replace(epochs=0), inverse=inverse, matched=40.0), members, data)
+        matrix = model.all_matrices()[0][0]
+        torch.testing.assert_close(matrix, nearest_permutations(matrix[None])[0], rtol=0, atol=1e-6)
+        found[inverse] = model(data.test.inputs)[0].detach()
+    torch.testing.assert_close(found["transpose"], found["exact"], rtol=1e-4, atol=1e-4)
+    assert float((found["none"] - found["exact"]).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+def test_a_random_start_follows_the_seed_and_not_the_stage(members, data):
+    def start(seed: int, count: int, order: str) -> Tensor:
+        config = SHORT.replace(epochs=0, seed=seed)
+        model = learned(partial(perm_avg, config=config, start="random", order=order), members[:count], data)
+        return model.all_matrices()[0]
+
+    joint = start(0, 3, "joint")
+    torch.testing.assert_close(joint, start(0, 3, "sequential"), rtol=0, atol=1e-4)
+    torch.testing.assert_close(joint[:1], start(0, 2, "joint"), rtol=0, atol=1e-4)
+    assert float((joint[0] - joint[1]).abs().max()) > 0.01
+    assert float((joint - start(1, 3, "joint")).abs().max()) > 0.01
+    assert float((joint[0] - joint[0].T).abs().max()) > 0.01  # C = I would be symmetric
+
+
+@pytest.mark.parametrize("members", ["plain"], indirect=True)
+def test_sequential_stages_begin_at_the_published_start(members, data):
+    model = learned(partial(perm_avg, config=SHORT.replace(epochs=0)), members[:3], data)
+    (matrices,), size = model.all_matrices(), 6
+    expected = (torch.eye(size) * (math.e - 1) + 1) / (math.e - 1 + size)  # S(I) in closed form
+    assert model.num_settled == 1
+    torch.testing.assert_close(matrices, expected.expand(2, -1, -1), rtol=1e-5, atol=1e-6)
+
+
 def test_odd_permutations_cannot_be_reached_from_the_identity():
     members, data = planted([1, 0, 2])
     (matrices,) = learned(partial(perm_avg, config=LONGER, iterations=20), members, data).all_matrices()
@@ -115,6 +152,8 @@ def test_the_published_settings_are_the_defaults():
         "temperature": 1.0,
         "iterations": 100,
         "matched": None,
+        "start": "identity",
+        "inverse": "exact",
         "gradient": "unrolled",
         "order": "sequential",
         "alpha": 0.0,
@@ -311,6 +350,7 @@ def test_equal_members_share_a_permutation(members, data, order):
     [
         *({"temperature": 0.0}, {"final_temperature": -1.0}, {"matched": 0.0}, {"ridge": -0.1}, {"iterations": 0}),
         *({"alpha": 2.0}, {"order": "random"}, {"mixing": "some"}, {"gradient": "none"}, {"temperature": "1"}),
+        *({"start": "zero"}, {"inverse": "left"}, {"start": "random", "matched": 4.0}),
     ],
     ids=str,
 )

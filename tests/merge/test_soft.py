@@ -29,7 +29,13 @@ def mlp(seed: int, widths: tuple[int, ...] = WIDTHS) -> nn.Sequential:
         return nn.Sequential(*chain(*hidden), nn.Linear(widths[-1], 3)).double()
 
 
-def algorithm_one(networks: list[nn.Sequential], costs: list[list[Tensor]], inputs: Tensor, tau: float) -> Tensor:
+def algorithm_one(
+    networks: list[nn.Sequential],
+    costs: list[list[Tensor]],
+    inputs: Tensor,
+    tau: float,
+    inverse: str = "exact",
+) -> Tensor:
     """Algorithm 1, written out: layers, members in each, a Sinkhorn wherever a matrix occurs, and its inverse."""
 
     def doubly_stochastic(cost: Tensor) -> Tensor:
@@ -45,7 +51,9 @@ def algorithm_one(networks: list[nn.Sequential], costs: list[list[Tensor]], inpu
         for n, network in enumerate(networks):
             own = hidden
             if layer > 0 and n > 0:
-                own = own @ torch.linalg.inv(doubly_stochastic(costs[n - 1][layer - 1])).T
+                matrix = doubly_stochastic(costs[n - 1][layer - 1])
+                stands_in = {"exact": torch.linalg.inv(matrix), "transpose": matrix.T, "none": torch.eye(len(matrix))}
+                own = own @ stands_in[inverse].to(own).T
             own = F.linear(own, network[2 * layer].weight, network[2 * layer].bias)
             if layer < last and n > 0:
                 own = own @ doubly_stochastic(costs[n - 1][layer]).T
@@ -78,17 +86,18 @@ some_widths = pytest.mark.parametrize("widths", [WIDTHS, (6, 6), (7, 5, 7)], ids
 
 
 @some_widths
+@pytest.mark.parametrize("inverse", ["exact", "transpose", "none"])
 @pytest.mark.parametrize("tau", [1.0, 0.5])
 @pytest.mark.parametrize("rows", [1, 9])  # with few rows weights are used factor by factor, with many they are folded
-def test_it_equals_algorithm_one(tau, rows, widths):
+def test_it_equals_algorithm_one(tau, rows, widths, inverse):
     networks, costs = [mlp(seed, widths) for seed in range(3)], random_costs(2, widths)
     inputs = torch.randn(rows, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     labels = torch.arange(rows) % 3
     for cost in (each for own in costs for each in own):
         cost.requires_grad_()
-    expected = algorithm_one(networks, costs, inputs, tau)
+    expected = algorithm_one(networks, costs, inputs, tau, inverse=inverse)
     F.cross_entropy(expected, labels).backward()
-    model = model_of(networks, [[each.detach() for each in own] for own in costs], temperature=tau)
+    model = model_of(networks, [[each.detach() for each in own] for own in costs], temperature=tau, inverse=inverse)
     found = model(inputs)[0]
     F.cross_entropy(found, labels).backward()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

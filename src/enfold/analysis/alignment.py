@@ -32,7 +32,7 @@ from enfold.merge.common.permutation_learning import PermutationOptions, find_gr
 from enfold.merge.common.sinkhorn import softness
 from enfold.merge.common.soft import mix_units
 from enfold.merge.common.soft_permutations import distinct_members
-from enfold.merge.common.solve import Singular, condition
+from enfold.merge.common.solve import Inverse, Singular, condition
 from enfold.merge.common.states import mean_of, states_of
 from enfold.metrics import accuracy, mean_member, nll
 from enfold.progress import titled
@@ -49,11 +49,13 @@ class Aligned:
     members: Ensemble
     groups: tuple[Group, ...]
     matrices: list[Tensor]  # (M - 1, d, d) for each group
+    inverse: Inverse = "exact"  # what stands for the inverse of a matrix
 
     def states(self) -> list[State]:
         """Return the members after alignment; the first is unchanged."""
         first, *others = states_of(self.members)
-        return [first, *(mix_units(state, self.groups, self._of(index)) for index, state in enumerate(others))]
+        moved = (mix_units(state, self.groups, self._of(index), self.inverse) for index, state in enumerate(others))
+        return [first, *moved]
 
     def _of(self, index: int) -> list[Tensor]:
         return [each[index] for each in self.matrices]
@@ -144,7 +146,7 @@ def train_alignment(
             f"alignment needs hidden units that may be permuted, but {type(members.skeleton.network).__name__} has "
             "none: print symmetries(network, example) to see why"
         )
-    return Aligned(members, model.groups, [each.cpu() for each in model.all_matrices()])
+    return Aligned(members, model.groups, [each.cpu() for each in model.all_matrices()], options.inverse)
 
 
 def restore_alignment(
@@ -166,7 +168,7 @@ def restore_alignment(
             f"matrices must have the shapes {expected}, one per group, got "
             f"{[tuple(each.shape) for each in matrices]}: train them again"
         )
-    return Aligned(members, groups, list(matrices))
+    return Aligned(members, groups, list(matrices), options.inverse)
 
 
 @torch.no_grad()

@@ -130,7 +130,7 @@ def predict_states(network: nn.Module, states: States, data: Data | Examples, **
     found = list(predict_in_batches(network, states, data, **settings))  # type: ignore[arg-type]
     if not found:
         raise EnfoldError("states must contain at least 1 network, got none: pass its parameters and buffers")
-    return replace(found[0], log_probs=torch.cat([predictions.log_probs for predictions in found]))
+    return replace(found[0], log_probs=torch.cat([predictions.log_probs for predictions in found]), weights=None)
 
 
 def to_state(network: State | nn.Module) -> State:

@@ -179,7 +179,7 @@ def _calibrated_fraction(p: RowPredictions) -> float | None:
     """Return the fraction of the gain that a temperature gives one member, by fitting it on every second example."""
     if type(p) is not Predictions or len(p) < 100:
         return None
-    fitted, scored = (Predictions(p.log_probs[:, half::2], p.labels[half::2]) for half in (0, 1))
+    fitted, scored = (Predictions(p.log_probs[:, half::2], p.labels[half::2], weights=p.weights) for half in (0, 1))
     own = [nll(scored.member(index)) for index in range(p.num_members)]
     calibrated = [evaluate_calibrated(nll, scored.member(index), fitted.member(index)) for index in range(len(own))]
     mean, after = (sum(values) / len(values) for values in (own, calibrated))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from enfold.errors import EnfoldError
 from enfold.io.files import atomic_path, parsing
 from enfold.io.identity import Identity
+from enfold.metrics.weights import Weights, as_weights
 
 DTYPES: dict[str, tuple[type[np.floating[Any]], torch.dtype]] = {
     "F16": (np.float16, torch.float16),
@@ -38,9 +39,16 @@ class CachedTeacher:
         logits: Logits of shape (members, examples, classes).
         key: A digest of teacher and inputs; it identifies the logits in checkpoints.
         inputs: The identity of the inputs, by which other training data are refused; empty if unknown.
+        weights: Weights of the members; None for equal weights.
     """
 
-    def __init__(self, logits: Tensor, key: str = "", inputs: Identity | None = None) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        key: str = "",
+        inputs: Identity | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
         if not isinstance(logits, Tensor) or logits.ndim != 3 or not logits.is_floating_point():
             shape = f"{tuple(logits.shape)} of {logits.dtype}" if isinstance(logits, Tensor) else type(logits).__name__
             raise EnfoldError(
@@ -49,6 +57,7 @@ class CachedTeacher:
             )
         self.logits, self.key, self.inputs = logits, key, dict(inputs or {})
         self.num_members, self.num_examples, self.num_classes = logits.shape
+        self.weights = as_weights(weights, self.num_members)
 
     @classmethod
     def load(cls, path: str | Path) -> CachedTeacher:
@@ -62,27 +71,36 @@ class CachedTeacher:
             number, dtype = DTYPES[header["logits"]["dtype"]]
             metadata = dict(header.get("__metadata__", {}))
             inputs = dict(json.loads(metadata.get("about") or "{}"))
+            weights = json.loads(metadata.get("weights") or "null")
             is_complete = 0 <= start <= end <= path.stat().st_size - 8 - size and min(shape) >= 0
             if not is_complete or end - start != math.prod(shape) * dtype.itemsize:
                 raise ValueError("its header does not fit its size")
             # Mode "c", copy on write: nothing that is done to the tensor reaches the file.
             mapped = np.memmap(path, dtype=number, mode="c", offset=8 + size + start, shape=shape)
-        return cls(torch.from_numpy(mapped), str(metadata.get("key", "")), inputs)
+        return cls(torch.from_numpy(mapped), str(metadata.get("key", "")), inputs, weights)
 
     def save(self, path: str | Path) -> Path:
         """Write the logits to a safetensors file, the counterpart of `load`."""
         chunks = (self.logits[:, start : start + CHUNK] for start in range(0, self.num_examples, CHUNK))
-        return write_logits(Path(path), chunks, tuple(self.logits.shape), self.logits.dtype, self.key, self.inputs)
+        shape = tuple(self.logits.shape)
+        return write_logits(Path(path), chunks, shape, self.logits.dtype, self.key, self.inputs, self.weights)
 
 
 def write_logits(
-    path: Path, chunks: Iterable[Tensor], shape: tuple[int, ...], dtype: torch.dtype, key: str, inputs: Identity
+    path: Path,
+    chunks: Iterable[Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    key: str,
+    inputs: Identity,
+    weights: Weights = None,
 ) -> Path:
     """Write logits (M, N, C), given as chunks (M, n, C), to a file that is complete or absent."""
     name = next(name for name, (_, known) in DTYPES.items() if known == dtype)
     size = math.prod(shape) * dtype.itemsize
     tensor = {"dtype": name, "shape": list(shape), "data_offsets": [0, size]}
     metadata = {"key": key, "about": json.dumps(dict(inputs))}
+    metadata |= {} if weights is None else {"weights": json.dumps(weights)}
     header = json.dumps({"__metadata__": metadata, "logits": tensor}).encode()
     header += b" " * (-len(header) % 8)
     # Written, not mapped: a full disk raises an error, where a mapped page would end the process.

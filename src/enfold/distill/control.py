@@ -15,7 +15,7 @@ from enfold.data.convert import Examples, as_data, require
 from enfold.data.unpack import Unpack
 from enfold.distill.teacher import as_teacher, starting_member
 from enfold.ensemble import called_network
-from enfold.tasks import first_batch_task
+from enfold.tasks import first_batch_task, task_of
 from enfold.train import TrainConfig, fit
 from enfold.train.config import as_config
 from enfold.train.history import Epoch, warn_if_unchanged
@@ -59,7 +59,7 @@ def train_control(
     require(train, "train", "train_control")
     models = as_teacher(members)
     config = as_config(config).update(settings)
-    config = config.replace(task=first_batch_task(config.task or getattr(models, "task", None)))
+    config = config.replace(task=first_batch_task(config.task or task_of(models)))
     called = called_network(models) if isinstance(models, nn.Module) else None
     data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called)
     network, index = starting_member(models, data, config.task)

@@ -13,7 +13,8 @@ from torch import nn
 
 from enfold.arguments import check_value
 from enfold.data import Data, Split
-from enfold.data.convert import Examples, as_data, require
+from enfold.data.convert import Examples, as_data, has_targets, require
+from enfold.data.dataset import has_examples
 from enfold.data.unpack import Unpack
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.loss import DistillationLoss
@@ -21,16 +22,26 @@ from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.out_of_fold import OutOfFoldTeacher, check_out_of_fold
 from enfold.distill.perturbation import Perturbation
-from enfold.distill.teacher import Teacher, as_teacher, count_members, first_member, starting_member
+from enfold.distill.teacher import Teacher, as_teacher, count_members, first_member, starting_member, teacher_weights
 from enfold.distill.weight_penalty import WeightPenalty
 from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
 from enfold.engines.modes import eval_mode, refuse_inference_mode
-from enfold.ensemble import Ensemble, called_network, set_model_output
+from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError
-from enfold.evaluate import member_logits
+from enfold.evaluate import member_logits, predict
 from enfold.io.files import part_file
-from enfold.tasks import Classification, StudentTask, Task, as_task, current_task, first_batch_task
+from enfold.tasks import (
+    Classification,
+    Inferred,
+    StudentTask,
+    Task,
+    as_task,
+    current_task,
+    first_batch_task,
+    known_task,
+    task_of,
+)
 from enfold.train import Objective, TrainConfig, fit
 from enfold.train.history import Epoch, warn_if_unchanged
 from enfold.train.optimize import trained_members
@@ -68,8 +79,9 @@ def distill(
     Args:
         teacher: An ensemble, a network, a list of networks, cached logits (`CachedTeacher`), or members that answer for
             the examples that they were not trained on (`OutOfFoldTeacher`).
-        train: Training examples, as for `fit`.
-        val: Validation examples, as for `fit`; they choose the best epoch, and the member to start from.
+        train: Training examples, as for `fit`, or inputs only: a tensor, (inputs, None), or batches without targets.
+        val: Validation examples, as for `fit`; they choose the best epoch, and the member to start from. Without
+            targets, the epoch with the lowest divergence from the teacher is chosen, and the start is member 0.
         student: What is trained: None for a network of the members' architecture, a function that makes another
             network, or an ensemble, of which a copy is trained.
         init: The weights that the student starts from: a network, which is copied; "random" for new weights; None for
@@ -107,9 +119,18 @@ def distill(
     folds = teacher if isinstance(teacher, OutOfFoldTeacher) else None
     models = as_teacher(teacher if folds is None else folds.members)
     config = loss.configure((config or TrainConfig()).update(settings))
-    config = config.replace(task=first_batch_task(config.task or getattr(models, "task", None)))
+    config = config.replace(task=first_batch_task(config.task or task_of(models)))
     network = _called_network(models, init)
-    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=network, indexed=folds is not None)
+    data = as_data(
+        train,
+        val,
+        batch_size=config.batch_size,
+        unpack=unpack,
+        network=network,
+        indexed=folds is not None,
+        needs_targets=False,
+    )
+    _check_targets(data, models, loss, config)
     if folds is not None:
         check_out_of_fold(folds, data, loss, perturb)
     if outputs is not None and isinstance(models, nn.Module):
@@ -147,7 +168,7 @@ def distill(
             warnings.simplefilter("ignore", category)
         unseen = None if folds is None else folds.unseen
         distillation = make_objective(loss, models, data, config, perturb=perturb, cache=cache, unseen=unseen)
-        _check_student(distillation, model, config)
+        check_student(distillation, model, config)
         objective: Objective = distillation
         if weight_penalty:
             objective = _add_penalty(distillation, models, model, weight_penalty, penalty_reduction)
@@ -156,7 +177,7 @@ def distill(
         history = fit(
             model,
             data,
-            config=config.replace(task=StudentTask(teacher=as_task(config.task))),
+            config=config.replace(task=distillation.student_task),
             objective=objective,
             checkpoint=checkpoint,
             on_epoch=on_epoch,
@@ -168,7 +189,9 @@ def distill(
     warn_if_unchanged(history, type(loss).__name__, start, remedy)
     if config.epochs:
         loss.check_result(model, models, data)
-    return loss.finish(model, data)
+    result = loss.finish(model, data)
+    set_model_task(result, known_task(distillation.student_task) or task_of(result))
+    return result
 
 
 def make_objective(
@@ -195,16 +218,28 @@ def make_objective(
     is_constant = not config.augment and perturb is None
     folder = None if cache is None else Path(cache)
     task = as_task(config.task)
+    models = as_teacher(teacher)
+    weights = teacher_weights(models)
+    if weights is not None and unseen is not None:
+        raise EnfoldError(
+            "an OutOfFoldTeacher must have members without weights, as different members answer for each example, got "
+            "weights: call set_weights(None) on the ensemble"
+        )
+
+    def target(values: torch.Tensor) -> torch.Tensor:
+        known = current_task(task)
+        return loss.task_target(values, known) if weights is None else loss.weighted_target(values, known, weights)
+
     source = Teacher(
-        as_teacher(teacher),
+        models,
         data,
-        lambda values: loss.task_target(values, current_task(task)),
+        target,
         is_constant=is_constant,
         folder=folder,
         task=task,
         unseen=unseen,
     )
-    return DistillationObjective(loss, source, perturb, config.label_smoothing)
+    return DistillationObjective(loss, source, perturb, config.label_smoothing, StudentTask(teacher=task))
 
 
 def _called_network(models: nn.Module | CachedTeacher, init: object) -> nn.Module | None:
@@ -267,7 +302,27 @@ def _initial_network(
     return member, f"member {index}"
 
 
-def _check_student(objective: DistillationObjective, model: nn.Module, config: TrainConfig) -> None:
+def _check_targets(data: Data, models: nn.Module | CachedTeacher, loss: DistillationLoss, config: TrainConfig) -> None:
+    """Raise an error if examples have no targets, but the loss or the validation needs them."""
+    is_labelled = not has_examples(data.train) or has_targets(data.train)
+    if not is_labelled and loss.weights[0]:
+        raise EnfoldError(
+            f"loss must not use targets if train has none, got {loss!r}, which gives them the weight "
+            f"{loss.weights[0]:.3g}: pass alpha=1 (hard=0 for AEKD), or targets"
+        )
+    if not has_examples(data.val):
+        return
+    if not has_targets(data.val) and isinstance(models, CachedTeacher):
+        raise EnfoldError(
+            "val must have targets for a CachedTeacher, which has logits for training examples only, got inputs only: "
+            "pass targets, val=None, or the networks as teacher"
+        )
+    is_open = isinstance(current_task(as_task(config.task)), Inferred)
+    if not is_labelled and is_open and has_targets(data.val) and isinstance(models, nn.Module):
+        predict(models, data.val, task=config.task)  # the task follows from these targets
+
+
+def check_student(objective: DistillationObjective, model: nn.Module, config: TrainConfig) -> None:
     """Raise an error if the student does not fit teacher, data or settings; nothing is trained yet."""
     data, loss, teacher = objective.teacher.data, objective.loss, objective.teacher
     config.per_member("label_smoothing", trained_members(model))
@@ -282,6 +337,7 @@ def _check_student(objective: DistillationObjective, model: nn.Module, config: T
     if isinstance(data.train, Split) and len(data.train):
         _check_classes(model, data, current_task(teacher.task))
     if objective.perturb is not None and teacher.models is not None:
+        objective.perturb.check_task(current_task(teacher.task))
         objective.perturb.check(teacher.models, model)
 
 

@@ -75,6 +75,17 @@ class DistillationLoss(ABC):
             )
         return self.target(values)
 
+    def weighted_target(self, values: Tensor, task: Task, weights: tuple[float, ...]) -> Tensor:
+        """Return `task_target` for teachers with weights; losses that use their mean override this function.
+
+        Raises:
+            EnfoldError: If the loss compares students with each teacher, so that weights have no place in it.
+        """
+        raise EnfoldError(
+            f"loss must be KD() for a teacher with weights of its members, got {type(self).__name__}(), in which all "
+            "teachers are equal: pass loss=KD(), or call teacher.set_weights(None)"
+        )
+
     def task_loss(self, values: Tensor, target: Tensor, progress: float, task: Task) -> Tensor:
         """Return the teachers' term for each student, (S,), from rows of the students, (S, N, K)."""
         return self.loss(values, target, progress)

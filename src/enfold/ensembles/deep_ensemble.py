@@ -5,7 +5,8 @@
 B. Lakshminarayanan, A. Pritzel, C. Blundell: Simple and Scalable Predictive Uncertainty Estimation using Deep
 Ensembles, NeurIPS 2017, arXiv:1612.01474.
 
-Differs from the paper: no adversarial training.
+Differs from the paper: no adversarial training. With `weights`, 1/M is w_m, as in Bayesian model averaging and stacking
+(`enfold.fit_weights`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.io.checkpoints import load_into, matching_files
+from enfold.metrics.weights import Weights, select_weights
 
 Factory = Callable[[], nn.Module]
 
@@ -46,6 +48,7 @@ class DeepEnsemble(Ensemble):
             `num_members` new ones are drawn. Member k depends on `seed` and k only: M members are the first M of M + 1.
         num_members: The number of members to draw; the length of the list, if a list is given.
         seed: The seed of the members that are drawn.
+        weights: Weights of the members in the mean of their predictions; None for equal weights.
         engine: How members are run: auto, measure, stacked, loop or vmap.
     """
 
@@ -57,6 +60,7 @@ class DeepEnsemble(Ensemble):
         num_members: PositiveInt | None = None,
         *,
         seed: int = 0,
+        weights: tuple[float, ...] | None = None,
         engine: EngineName = "auto",
     ) -> None:
         members, seeds = _make_networks(networks, num_members, seed)
@@ -69,6 +73,7 @@ class DeepEnsemble(Ensemble):
         for index, (network, state) in enumerate(zip(members, states, strict=True)):
             _check_same(members[0], states[0], network, state, index)
         super().__init__(members, len(members), engine)
+        self.set_weights(weights)
         self.seed = seed
         self.seeds = seeds  # of each member's initialisation, where members were drawn
         layers = find_owners(members[0], batched_products=engine != "loop")
@@ -102,6 +107,11 @@ class DeepEnsemble(Ensemble):
         """Make an ensemble of these networks; methods derived from this class are made from the first one."""
         return cls(networks, **options) if cls is DeepEnsemble else super().from_options(networks, options)
 
+    @property
+    def weights(self) -> Weights:
+        """The weights of the members, `member_weights`."""
+        return self.member_weights
+
     def expand(self) -> State:
         """Return the stored parameters."""
         return self.tree.state()
@@ -119,7 +129,11 @@ class DeepEnsemble(Ensemble):
     def __getitem__(self, index: int | slice | Sequence[int]) -> Any:
         """Return one member as a network, or several as a `DeepEnsemble`: ``ensemble[0]``, ``ensemble[:3]``."""
         chosen = super().__getitem__(index)
-        return DeepEnsemble(chosen, engine=self.engine) if isinstance(chosen, list) else chosen
+        if not isinstance(chosen, list):
+            return chosen
+        indices = [index] if isinstance(index, int) else index  # an int gives a network above
+        indices = range(self.num_members)[indices] if isinstance(indices, slice) else indices
+        return DeepEnsemble(chosen, weights=select_weights(self.weights, indices), engine=self.engine)
 
     def equal_parameters(self) -> list[str]:
         """Return the names of the parameters that are equal in all members (norm scales often are, before training)."""

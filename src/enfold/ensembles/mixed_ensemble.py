@@ -24,6 +24,8 @@ from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
+from enfold.metrics.weights import Weights
+from enfold.tasks import remember_task, shared_task
 
 
 @checked
@@ -32,9 +34,10 @@ class MixedEnsemble(Ensemble):
 
     Args:
         networks: The networks, which are used themselves, not copied.
+        weights: Weights of the networks in the mean of their predictions; None for equal weights.
     """
 
-    def __init__(self, networks: Sequence[nn.Module]) -> None:
+    def __init__(self, networks: Sequence[nn.Module], *, weights: tuple[float, ...] | None = None) -> None:
         networks = list(networks)
         if not networks:
             raise EnfoldError("networks must contain at least 1 network, got none: pass a list of networks")
@@ -46,6 +49,13 @@ class MixedEnsemble(Ensemble):
                 )
         super().__init__([], len(networks))
         self.members = nn.ModuleList(networks)
+        self.task = shared_task(networks)
+        self.set_weights(weights)
+
+    @property
+    def weights(self) -> Weights:
+        """The weights of the members, `member_weights`."""
+        return self.member_weights
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the outputs of every network for the same inputs: (B, ...) -> (M, B, ...)."""
@@ -85,7 +95,10 @@ class MixedEnsemble(Ensemble):
 
     def member(self, index: int) -> nn.Module:
         """Return network `index` itself."""
-        return self.members[self._index(index)]
+        network = self.members[self._index(index)]
+        if self.task is not None:
+            remember_task(network, self.task)
+        return network
 
     def expand(self) -> State:
         """Raise an error: networks of different architectures have no stacked parameters."""
@@ -94,6 +107,6 @@ class MixedEnsemble(Ensemble):
         )
 
     @classmethod
-    def from_options(cls, networks: Sequence[nn.Module], options: dict[str, object]) -> Self:
+    def from_options(cls, networks: Sequence[nn.Module], options: dict[str, Any]) -> Self:
         """Make an ensemble of these networks."""
-        return cls(networks)
+        return cls(networks, **options)

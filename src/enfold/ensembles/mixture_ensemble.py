@@ -17,6 +17,9 @@ members.
 batch norms; "templates", as published: those two are not counted. Then the templates do not depend on M, and M members
 are the first M of M + 1, which no fixed total allows. Buffers (batch-norm statistics) never count.
 
+As published, a step passes one batch through all members; with batches="own" each member has its own order of the data,
+so that templates are trained on M times as many different examples in a step.
+
 Differs from the paper: the remainder of the budget goes to banks that have space for one more template, at most one
 each; a group that could not store one template has one, as ordinary layers cost more; the blob is used cyclically, with
 a constant factor per layer for its initial scale, and a larger layer is interpolated linearly along its weight.
@@ -40,6 +43,7 @@ from enfold.ensembles.common.options import NonNegative, Positive
 from enfold.ensembles.common.template_budget import Group, Layout, Terms, make_layout
 from enfold.ensembles.common.templates import Banks, Blob, kaiming_spread
 from enfold.errors import EnfoldError
+from enfold.train import TrainConfig
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (nn.Linear, *CONVOLUTIONS, nn.Embedding)
@@ -62,6 +66,8 @@ class MixtureEnsemble(EfficientEnsemble):
         batch_norm: shared (statistics are each member's own), own (EnsembleBN) or joint (one for all members).
         init: The initial templates: "kaiming", or "network", where banks start from its weights, trained or not.
         spread: The standard deviation of the members' coefficients, for init="network".
+        batches: "shared": all members are trained on the same batch, as published; "own": each on its own, as always
+            with `bootstrap` or `folds`.
         include: Regular expressions for the names of the layers to mix; all layers if empty.
         exclude: Regular expressions for the names of layers not to mix.
         seed: The seed of templates and coefficients.
@@ -83,6 +89,7 @@ class MixtureEnsemble(EfficientEnsemble):
         batch_norm: NormChoice = "own",
         init: Literal["kaiming", "network"] = "kaiming",
         spread: NonNegative = 0.1,
+        batches: Literal["shared", "own"] = "shared",
         include: tuple[str, ...] = (),
         exclude: tuple[str, ...] = (),
         seed: int = 0,
@@ -111,7 +118,7 @@ class MixtureEnsemble(EfficientEnsemble):
         super().__init__(network, num_members, own, engine, batch_norm=batch_norm)
         self.budget, self.counts, self.max_templates = budget, counts, max_templates
         self.assignment, self.thin, self.single_blob, self.upsample = assignment, thin, single_blob, upsample
-        self.batch_norm, self.init, self.spread = batch_norm, init, spread
+        self.batch_norm, self.init, self.spread, self.batches = batch_norm, init, spread, batches
         self.include, self.exclude, self.seed = include, exclude, seed
         self.layout, self.requested = layout, requested_parameters(network, budget)
         names = [mix.group.names for mix in layout.mixes]
@@ -125,6 +132,11 @@ class MixtureEnsemble(EfficientEnsemble):
         if init == "network" and isinstance(self.mixture, Banks):
             self.mixture.start_from(weights, spread)
         self.mixture.to(weights[0][0])
+
+    def configure(self, config: TrainConfig) -> TrainConfig:
+        """Train all members on the same batches, unless each is to have its own."""
+        is_own = self.batches == "own" or config.bootstrap or config.folds is not None
+        return config if is_own or config.order != "own" else config.replace(order="shared")
 
     @property
     def counted(self) -> int:

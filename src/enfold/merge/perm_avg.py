@@ -23,6 +23,10 @@ Only P of positive determinant can be reached from there: between them and other
 produce and consume the same units need P^-1 = Pᵀ, which holds for permutations only: `matched` permutes these units
 once.
 
+The thesis reports that C = I is a better start than a random one, and that nothing is learned without the inverse:
+`start` and `inverse` are its ablation. With permutations Pᵀ is P^-1; without an inverse, the units of a layer are moved
+and those of the next layer are not, so that (3) is no average of equal functions.
+
 Differs from the thesis: any task, with its loss in place of the cross-entropy; any network whose symmetries are found,
 not only MLPs, and units that are no symmetry are not aligned; linear systems are solved instead of computing inverses;
 iterations end when rows sum to 1 within `tolerance`; bitwise equal members have one P, and those equal to the first
@@ -41,16 +45,19 @@ from torch import nn
 from enfold.arguments import checked
 from enfold.data.convert import Examples
 from enfold.data.unpack import Unpack
+from enfold.errors import EnfoldError
 from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs
 from enfold.merge.common.permutation_learning import (
     PUBLISHED,
     LearningOrder,
     PermutationOptions,
+    Start,
     find_groups,
     learn_permutations,
 )
 from enfold.merge.common.sinkhorn import Gradient
 from enfold.merge.common.soft_permutations import Mixing, all_equal
+from enfold.merge.common.solve import Inverse
 from enfold.merge.repair import RepairKind, repair_network
 from enfold.train import TrainConfig
 
@@ -71,6 +78,8 @@ def perm_avg(
     warm: bool = False,
     ridge: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0,
     matched: Positive | None = None,
+    start: Start = "identity",
+    inverse: Inverse = "exact",
     order: LearningOrder = "sequential",
     universe: bool = False,
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.0,
@@ -97,7 +106,9 @@ def perm_avg(
         gradient: Gradient of the iterations that were run ("unrolled"), or of their limit ("implicit").
         warm: Start iterations from the result of the last step, so that fewer are run.
         ridge: ε of (P + ε Π) / (1 + ε) instead of P, with Π the permutation at the start: better conditioned.
-        matched: Start at this multiple of the permutations of weight matching; None starts at C = I.
+        matched: Start at this multiple of the permutations of weight matching; None starts at `start`.
+        start: C at the start: "identity", as published, or "random", standard normal entries that follow the seed.
+        inverse: What stands for P^-1 in (2) and (3), for comparisons: "exact", Pᵀ ("transpose"), or nothing ("none").
         order: Add members one after the other ("sequential"), or learn all permutations at once ("joint").
         universe: Also align the first member, to a universe of all members.
         alpha: Weight of the ensemble's mean prediction in the loss; that of the labels is 1 - alpha.
@@ -118,6 +129,8 @@ def perm_avg(
     Raises:
         EnfoldError: If the networks cannot be aligned, examples are missing, or a matrix becomes singular.
     """
+    if matched is not None and start == "random":
+        raise EnfoldError(f"start must be 'identity' with matched={matched}, got 'random': leave start or matched out")
     plan = (config or PUBLISHED).update(settings)
     inputs = prepare_inputs("perm_avg", models, train, val, needs_train=True, unpack=unpack)
     plan = plan.replace(task=known_or_inferred(plan.task, inputs.ensemble))
@@ -132,6 +145,8 @@ def perm_avg(
         warm=warm,
         ridge=ridge,
         matched=matched,
+        start=start,
+        inverse=inverse,
         order=order,
         universe=universe,
         alpha=alpha,

@@ -5,6 +5,7 @@ Rates and calibration errors are fractions; where a metric's unit is "%", a tabl
 
 from __future__ import annotations
 
+from enfold.metrics.averaging import averaging_weights, member_log_likelihoods
 from enfold.metrics.bands import ReliabilityBand, reliability_band
 from enfold.metrics.bootstrap import Difference, draw_counts, metric_value, paired_difference, replicates
 from enfold.metrics.calibrated import calibrated_scores
@@ -171,6 +172,7 @@ __all__ = [
     "aurc",
     "auroc",
     "average_precision",
+    "averaging_weights",
     "beyond_noise",
     "bias_variance_covariance",
     "bregman_variance",
@@ -236,6 +238,7 @@ __all__ = [
     "mean_average_precision",
     "mean_iou",
     "mean_member",
+    "member_log_likelihoods",
     "metric_value",
     "metrics_for",
     "micro_average_precision",

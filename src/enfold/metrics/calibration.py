@@ -66,7 +66,7 @@ def reliability(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> Rel
     """
 
     def confidence(members: Tensor, labels: Tensor) -> Tensor:
-        log_confidence, predicted = mean_log_probs(members).max(-1)
+        log_confidence, predicted = mean_log_probs(members, p.weights).max(-1)
         return torch.stack([log_confidence.exp(), (predicted == labels).double()], dim=-1)
 
     found, correct = by_blocks(p, confidence).T.contiguous()

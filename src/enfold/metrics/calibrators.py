@@ -32,6 +32,7 @@ from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, ensemble_log_probs, member_log_probs
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import fit_temperature, has_same_examples
+from enfold.metrics.weights import weighted_mean
 
 FitOn = Literal["ensemble", "members", "logit_mean"]
 FLOOR = -100.0  # lower bound of log-probabilities: 0 times minus infinity is NaN
@@ -74,7 +75,8 @@ class Calibrator:
             _apply_map(one, weight, bias)
             for one, weight, bias in zip(_map_inputs(p, self.fit_on), self.weight, self.bias, strict=True)
         ]
-        return Predictions.from_logits(torch.stack(mapped), p.labels.cpu())
+        found = Predictions.from_logits(torch.stack(mapped), p.labels.cpu())
+        return found.with_weights(p.weights) if self.fit_on == "members" else found
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def _map_inputs(p: Predictions, fit_on: FitOn) -> Tensor:
     if fit_on == "members":
         return member_log_probs(p)  # (6)
     if fit_on == "logit_mean":
-        return member_log_probs(p).clamp(min=FLOOR).mean(0, keepdim=True).log_softmax(-1)  # (5)
+        return weighted_mean(member_log_probs(p).clamp(min=FLOOR), p.weights)[None].log_softmax(-1)  # (5)
     return ensemble_log_probs(p)[None]  # (4)
 
 

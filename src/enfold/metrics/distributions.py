@@ -33,7 +33,7 @@ def member_log_probs(p: Predictions) -> Tensor:
 
 def ensemble_log_probs(p: Predictions) -> Tensor:
     """Return the log of the members' mean probabilities in float64 (N, C)."""
-    return _map_blocks(p, p.labels, lambda members, _: mean_log_probs(members))
+    return _map_blocks(p, p.labels, lambda members, _: mean_log_probs(members, p.weights))
 
 
 def by_blocks(p: Predictions, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

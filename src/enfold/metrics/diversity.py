@@ -1,7 +1,8 @@
 """Diversity of the members' predictions.
 
 Pairwise measures are means over the pairs i < j of distinct members (i != j if the order matters), not over all M²
-pairs, so that they are comparable between ensembles of different size.
+pairs, so that they are comparable between ensembles of different size. Weights of the members do not count
+in them; they do in the variances of Masegosa and Bregman.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from enfold.metrics.distributions import class_labels, member_log_probs, of_labe
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.scores import accuracy, example_correct, per_member
 from enfold.metrics.uncertainty import decomposition
+from enfold.metrics.weights import weighted_mean
 
 Normaliser = Literal["sample", "member", "ensemble"]
 
@@ -69,7 +71,7 @@ def pairwise_kl(p: Predictions) -> float:
     """Return KL(p_i ‖ p_j) in nats, mean over ordered pairs i != j and examples; infinite if supports differ."""
     require_members(p, "pairwise_kl")
     M = p.num_members
-    return decomposition(p).epkl.mean().item() * M / (M - 1)  # EPKL also counts the M pairs i = j
+    return decomposition(p.with_weights(None)).epkl.mean().item() * M / (M - 1)  # EPKL also counts the M pairs i = j
 
 
 def cosine_similarity(p: Predictions) -> float:
@@ -156,7 +158,7 @@ def bregman_variance(p: Predictions) -> float:
 
     It equals -log Z with the normalizer Z = Σ_c exp((1/M) Σ_m log p_m(c)) of q.
     """
-    return member_log_probs(p).mean(0).logsumexp(-1).clamp(max=0.0).abs().mean().item()
+    return weighted_mean(member_log_probs(p), p.weights).logsumexp(-1).clamp(max=0.0).abs().mean().item()
 
 
 def masegosa_variance(p: Predictions) -> float:
@@ -167,7 +169,10 @@ def masegosa_variance(p: Predictions) -> float:
     """
     own = of_label(member_log_probs(p), class_labels(p))  # (M, N)
     relative = (own - own.max(0).values).exp().nan_to_num(nan=0.0)  # p_m(y) / max_m p_m(y) without underflow
-    return relative.var(0, correction=0).mean().item() / 2
+    if p.weights is None:
+        return relative.var(0, correction=0).mean().item() / 2
+    squared = (relative - weighted_mean(relative, p.weights)).square()
+    return weighted_mean(squared, p.weights).mean().item() / 2
 
 
 def _pairs(matrix: Tensor) -> Tensor:

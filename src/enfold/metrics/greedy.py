@@ -97,7 +97,7 @@ def _concatenate(pool: Predictions | Sequence[Predictions]) -> Predictions:
                 f"pool must have predictions of the same examples, got other labels or classes for candidate {index} "
                 "than for candidate 0: predict the same validation split with all candidates"
             )
-    return replace(first, log_probs=torch.cat([each.log_probs for each in pool]))
+    return replace(first, log_probs=torch.cat([each.log_probs for each in pool]), weights=None)
 
 
 def _check(num_members: int, goal: str, max_picks: int) -> None:

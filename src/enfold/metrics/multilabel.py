@@ -40,6 +40,7 @@ class MultilabelPredictions(Predictions):
         log_probs: Log-probabilities (M, N L, 2), the L labels of the first example first.
         labels: 0 for absent, 1 for present, -100 for unknown, (N L,).
         num_labels: The number of labels L.
+        weights: Weights of the members in the ensemble's prediction; None for equal weights.
 
     Raises:
         EnfoldError: If the shapes do not fit, a row is not normalized, or no label is known.
@@ -63,7 +64,7 @@ class MultilabelPredictions(Predictions):
     def known(self) -> Predictions:
         """Return the rows of all known labels."""
         is_known = self.labels != UNKNOWN
-        return Predictions(self.log_probs[:, is_known], self.labels[is_known])
+        return Predictions(self.log_probs[:, is_known], self.labels[is_known], weights=self.weights)
 
     def select(self, index: Tensor) -> MultilabelPredictions:
         """Return the predictions with all labels unknown but those at these indices (n,)."""

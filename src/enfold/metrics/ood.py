@@ -30,6 +30,7 @@ from enfold.metrics.distributions import ensemble_log_probs, member_log_probs
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.ranks import average_ranks
 from enfold.metrics.uncertainty import decomposition, of_concentrations
+from enfold.metrics.weights import Weights, weighted_mean
 
 Side = Literal["outside", "inside"]
 
@@ -64,7 +65,7 @@ def ood_scores(p: Predictions, logits: Tensor | None = None, alphas: Tensor | No
     if p.num_members > 1:
         found["variation_ratio"] = _variation_ratio(p)
     if logits is not None:
-        found |= _logit_scores(_as_float64(logits, p, "logits"))
+        found |= _logit_scores(_as_float64(logits, p, "logits"), p.weights)
     return found
 
 
@@ -172,11 +173,13 @@ def max_probability_score(p: Predictions) -> Tensor:
 
 
 def _variation_ratio(p: Predictions) -> Tensor:
-    votes = torch.nn.functional.one_hot(member_log_probs(p).argmax(-1), p.num_classes).sum(0)  # (N, C)
-    return 1.0 - votes.max(-1).values.double() / p.num_members  # (6)
+    each = torch.nn.functional.one_hot(member_log_probs(p).argmax(-1), p.num_classes)  # (M, N, C)
+    if p.weights is not None:
+        return 1.0 - weighted_mean(each.double(), p.weights).max(-1).values
+    return 1.0 - each.sum(0).max(-1).values.double() / p.num_members  # (6)
 
 
-def _logit_scores(logits: Tensor) -> dict[str, Tensor]:
+def _logit_scores(logits: Tensor, weights: Weights) -> dict[str, Tensor]:
     if is_normalised(logits):
         raise EnfoldError(
             "logits must be unnormalised for energy and dempster_shafer, got log-probabilities: pass the outputs of "
@@ -185,8 +188,10 @@ def _logit_scores(logits: Tensor) -> dict[str, Tensor]:
     size = logits.logsumexp(-1)  # (M, N)
     classes = torch.tensor(logits.shape[-1], dtype=torch.float64)
     return {
-        "dempster_shafer": torch.sigmoid(classes.log() - size).mean(0),  # (7): C / (C + S) without overflow
-        "energy": -size.mean(0),  # (8)
+        "dempster_shafer": weighted_mean(
+            torch.sigmoid(classes.log() - size), weights
+        ),  # (7): C / (C + S) without overflow
+        "energy": -weighted_mean(size, weights),  # (8)
     }
 
 

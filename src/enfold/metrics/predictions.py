@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
+from enfold.metrics.weights import Weights, as_weights, mean_log_probs, select_weights
+
+__all__ = ["DensePredictions", "Predictions", "RowPredictions", "mean_log_probs"]
 
 TOLERANCE = 1e-2  # of log Σ p: accepts half precision and refuses logits
-
-
-def mean_log_probs(log_probs: Tensor) -> Tensor:
-    """Return log p̄ = logsumexp_m log p_m - log M, the log of the mean probability: (M, ..., C) -> (..., C)."""
-    return torch.logsumexp(log_probs, dim=0) - math.log(log_probs.shape[0])
 
 
 class RowPredictions(ABC):
@@ -33,6 +31,8 @@ class RowPredictions(ABC):
     """The metric by which models are compared, lower is better."""
     score: ClassVar[str] = "accuracy"
     """The metric beside the criterion in a training history."""
+    weights: Weights = None
+    """Weights of the members in the ensemble's prediction; None for equal weights."""
 
     @property
     @abstractmethod
@@ -63,6 +63,11 @@ class RowPredictions(ABC):
         """Return the predictions of one member (M = 1)."""
         return self.subset([index])
 
+    def with_weights(self, weights: Sequence[float] | Tensor | None) -> Self:
+        """Return the predictions with other weights of the members; None for equal weights."""
+        changed: Any = self
+        return self if weights is None and self.weights is None else replace(changed, weights=weights)
+
 
 @dataclass(frozen=True)
 class Predictions(RowPredictions):
@@ -71,6 +76,7 @@ class Predictions(RowPredictions):
     Args:
         log_probs: Log-probabilities (M, N, C).
         labels: Class indices (N,).
+        weights: Weights of the members in the ensemble's prediction; None for equal weights.
 
     Raises:
         EnfoldError: If the shapes do not fit or a row is not normalized.
@@ -78,6 +84,7 @@ class Predictions(RowPredictions):
 
     log_probs: Tensor
     labels: Tensor
+    weights: Weights = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.log_probs.ndim != 3:
@@ -90,6 +97,7 @@ class Predictions(RowPredictions):
                 f"labels must have shape ({self.log_probs.shape[1]},), one label per example, got "
                 f"{tuple(self.labels.shape)}: pass labels of shape (N,)"
             )
+        object.__setattr__(self, "weights", as_weights(self.weights, len(self.log_probs)))
         totals = self.log_probs.logsumexp(-1)
         if not torch.isfinite(totals).all():
             raise EnfoldError(
@@ -128,15 +136,16 @@ class Predictions(RowPredictions):
 
     def mean(self) -> Self:
         """Return the ensemble as one predictor (M = 1): the mean of the members' probabilities."""
-        return replace(self, log_probs=mean_log_probs(self.log_probs)[None])
+        return replace(self, log_probs=mean_log_probs(self.log_probs, self.weights)[None], weights=None)
 
     def member(self, index: int) -> Self:
         """Return the predictions of one member (M = 1)."""
-        return replace(self, log_probs=self.log_probs[index][None])
+        return replace(self, log_probs=self.log_probs[index][None], weights=None)
 
     def subset(self, members: Sequence[int]) -> Self:
         """Return the predictions of these members."""
-        return replace(self, log_probs=self.log_probs[list(members)])
+        chosen = list(members)
+        return replace(self, log_probs=self.log_probs[chosen], weights=select_weights(self.weights, chosen))
 
     def select(self, index: Tensor) -> Self:
         """Return the predictions for the examples at these indices (n,)."""
@@ -144,7 +153,7 @@ class Predictions(RowPredictions):
 
     def uncertainty(self) -> Tensor:
         """Return the entropy of the mean probabilities of every example, (N,)."""
-        log_probs = mean_log_probs(self.log_probs)
+        log_probs = mean_log_probs(self.log_probs, self.weights)
         return -torch.where(log_probs > -math.inf, log_probs.exp() * log_probs, 0.0).sum(-1)
 
 
@@ -155,6 +164,7 @@ class DensePredictions(Predictions):
     Args:
         log_probs: Log-probabilities (M, N, C).
         labels: Class indices (N,).
+        weights: Weights of the members in the ensemble's prediction; None for equal weights.
 
     Raises:
         EnfoldError: If the shapes do not fit or a row is not normalized.

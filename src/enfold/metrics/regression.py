@@ -19,13 +19,14 @@ as separate targets, so that they should have the same scale.
 (4) Gneiting, Raftery, "Strictly proper scoring rules, prediction, and estimation", JASA 2007; for mixtures: Grimit et
 al., "The continuous ranked probability score for circular variables", QJRMS 2006. (8) Kuleshov, Fenner, Ermon,
 "Accurate uncertainties for deep learning using calibrated regression", ICML 2018, arXiv 1807.00263, with absolute
-differences.
+differences. With weights w of the members, 1/M is w_m and 1/M² is w_i w_j.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ from enfold.metrics.regression_predictions import (
     QuantilePredictions,
     RegressionPredictions,
 )
+from enfold.metrics.weights import mean_log_probs, weighted_mean
 
 LEVELS = tuple(k / 20 for k in range(1, 20))  # 0.05 ... 0.95, for (8) of Gaussians
 _HALVINGS = 60  # of the interval that contains a quantile of a mixture: to the precision of float64
@@ -44,7 +46,7 @@ _HALVINGS = 60  # of the interval that contains a quantile of a mixture: to the 
 
 def example_squared_error(p: RegressionPredictions) -> Tensor:
     """Return (μ̄ - y)² of every target (N,)."""
-    return (p.means.mean(0) - p.targets).square()
+    return (weighted_mean(p.means, p.weights) - p.targets).square()
 
 
 def mse(p: RegressionPredictions) -> float:
@@ -59,7 +61,7 @@ def rmse(p: RegressionPredictions) -> float:
 
 def mae(p: RegressionPredictions) -> float:
     """Return the mean absolute error of the mean prediction, equation (1)."""
-    return (p.means.mean(0) - p.targets).abs().mean().item()
+    return (weighted_mean(p.means, p.weights) - p.targets).abs().mean().item()
 
 
 def r2(p: RegressionPredictions) -> float:
@@ -75,7 +77,9 @@ def gibbs_mse(p: RegressionPredictions) -> float:
 
 def example_density_nll(p: GaussianPredictions) -> Tensor:
     """Return the negative log-density of every target under the mixture (N,)."""
-    return math.log(p.num_members) - torch.logsumexp(-_member_nll(p), dim=0)
+    if p.weights is not None:
+        return -mean_log_probs(-member_density_nll(p), p.weights)
+    return math.log(p.num_members) - torch.logsumexp(-member_density_nll(p), dim=0)
 
 
 def density_nll(p: GaussianPredictions) -> float:
@@ -85,7 +89,7 @@ def density_nll(p: GaussianPredictions) -> float:
 
 def gibbs_density_nll(p: GaussianPredictions) -> float:
     """Return the mean of the members' negative log-densities, which is at least `density_nll`."""
-    return _member_nll(p).mean().item()
+    return member_density_nll(p).mean().item()
 
 
 def moment_nll(p: GaussianPredictions) -> float:
@@ -93,7 +97,7 @@ def moment_nll(p: GaussianPredictions) -> float:
     return gibbs_density_nll(p.mean())
 
 
-def _member_nll(p: GaussianPredictions) -> Tensor:
+def member_density_nll(p: GaussianPredictions) -> Tensor:
     """Return -log N(y; μ_m, σ_m²), (M, N)."""
     squared = (p.targets - p.means).square() / p.variances
     return (squared + p.variances.log() + math.log(2 * math.pi)) / 2
@@ -103,6 +107,10 @@ def example_crps(p: GaussianPredictions | PointPredictions) -> Tensor:
     """Return the continuous ranked probability score of every target (N,)."""
     variances = p.variances if isinstance(p, GaussianPredictions) else torch.zeros_like(p.means)
     spread = torch.zeros_like(p.targets)
+    if p.weights is not None:
+        for (i, first), (j, second) in product(enumerate(p.weights), repeat=2):
+            spread += first * second * _absolute(p.means[i] - p.means[j], variances[i] + variances[j])
+        return weighted_mean(_absolute(p.targets - p.means, variances), p.weights) - spread / 2  # (4)
     for i in range(p.num_members):
         for j in range(i):
             spread += 2 * _absolute(p.means[i] - p.means[j], variances[i] + variances[j])
@@ -131,7 +139,7 @@ def _absolute(difference: Tensor, variance: Tensor) -> Tensor:
 def probability_below(p: GaussianPredictions, values: Tensor) -> Tensor:
     """Return F of every target at values (N,): the probability integral transform for the targets."""
     below: Tensor = torch.special.ndtr((values - p.means) / p.variances.sqrt())
-    return below.mean(0)
+    return weighted_mean(below, p.weights)
 
 
 def coverage(p: GaussianPredictions, level: float = 0.9) -> float:
@@ -196,7 +204,7 @@ def quantile_error(p: GaussianPredictions | QuantilePredictions, levels: Sequenc
     """
     if isinstance(p, QuantilePredictions):
         nominal = torch.tensor(p.levels, dtype=torch.float64)
-        observed = (p.targets[:, None] <= p.quantiles.mean(0)).double().mean(0)
+        observed = (p.targets[:, None] <= p.mean().quantiles[0]).double().mean(0)
     else:
         nominal = torch.tensor(tuple(levels), dtype=torch.float64)
         below = probability_below(p, p.targets).sort().values
@@ -212,7 +220,7 @@ def sharpness(p: RegressionPredictions) -> float:
 
 def example_pinball(p: QuantilePredictions) -> Tensor:
     """Return the pinball loss of the mean quantiles, mean over levels, of every target (N,)."""
-    return _pinball(p.quantiles.mean(0), p.targets, p.levels).mean(-1)
+    return _pinball(p.mean().quantiles[0], p.targets, p.levels).mean(-1)
 
 
 def pinball(p: QuantilePredictions) -> float:
@@ -234,14 +242,14 @@ def _pinball(quantiles: Tensor, targets: Tensor, levels: Sequence[float]) -> Ten
 
 def outer_coverage(p: QuantilePredictions) -> float:
     """Return the fraction of the targets between the lowest and the highest quantile."""
-    quantiles = p.quantiles.mean(0)
+    quantiles = p.mean().quantiles[0]
     inside = (p.targets >= quantiles[:, 0]) & (p.targets <= quantiles[:, -1])
     return inside.double().mean().item()
 
 
 def outer_width(p: QuantilePredictions) -> float:
     """Return the mean distance of the lowest and the highest quantile, in the unit of the targets."""
-    quantiles = p.quantiles.mean(0)
+    quantiles = p.mean().quantiles[0]
     return (quantiles[:, -1] - quantiles[:, 0]).mean().item()
 
 

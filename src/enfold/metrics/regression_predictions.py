@@ -16,14 +16,15 @@ closest to its own, the line of least squares q_k ≈ μ + σ Φ⁻¹(τ_k):
 
     σ = max(0, Σ_k (z_k - z̄) q_k / Σ_k (z_k - z̄)²),   μ = q̄ - σ z̄,   z_k = Φ⁻¹(τ_k)                    (6)
 
-With one level, σ = 0. The quantiles of the ensemble are the means of the members' (Lichtendahl, Grushka-Cockayne,
-Winkler, "Is it better to average probabilities or quantiles?", Management Science 2013).
+With weights of the members, means over m are weighted. With one level, σ = 0. The quantiles of the ensemble are the
+means of the members' (Lichtendahl, Grushka-Cockayne, Winkler, "Is it better to average probabilities or quantiles?",
+Management Science 2013).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.predictions import RowPredictions
+from enfold.metrics.weights import Weights, as_weights, select_weights, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class RegressionPredictions(RowPredictions):
     Args:
         means: The mean of each member, (M, N).
         targets: Targets (N,).
+        weights: Weights of the members in the ensemble's prediction; None for equal weights.
 
     Raises:
         EnfoldError: If the shapes do not fit or values are not finite.
@@ -47,12 +50,14 @@ class RegressionPredictions(RowPredictions):
 
     means: Tensor
     targets: Tensor
+    weights: Weights = field(default=None, kw_only=True)
 
     headline: ClassVar[tuple[str, ...]] = ("rmse", "mae", "r2", "crps")
     criterion: ClassVar[str] = "mse"
     score: ClassVar[str] = "rmse"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", as_weights(self.weights, len(self.means)))
         _store(self, "means", self.means)
         _store(self, "targets", self.targets)
         if self.means.ndim != 2:
@@ -98,8 +103,13 @@ class RegressionPredictions(RowPredictions):
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean, aleatoric and epistemic variance of the ensemble, equations (4) and (5), each (N,)."""
-        spread = self.means.var(0, correction=0)
-        return self.means.mean(0), self.aleatoric_variances.mean(0), spread + self.epistemic_variances.mean(0)
+        if self.weights is None:
+            spread = self.means.var(0, correction=0)
+            return self.means.mean(0), self.aleatoric_variances.mean(0), spread + self.epistemic_variances.mean(0)
+        mean = weighted_mean(self.means, self.weights)
+        epistemic = (self.means - mean).square() + self.epistemic_variances
+        aleatoric = weighted_mean(self.aleatoric_variances, self.weights)
+        return mean, aleatoric, weighted_mean(epistemic, self.weights)
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,7 @@ class PointPredictions(RegressionPredictions):
     Args:
         means: The prediction of each member, (M, N).
         targets: Targets (N,).
+        weights: Weights of the members in the ensemble's prediction; None for equal weights.
 
     Raises:
         EnfoldError: If the shapes do not fit or values are not finite.
@@ -116,11 +127,12 @@ class PointPredictions(RegressionPredictions):
 
     def mean(self) -> PointPredictions:
         """Return the mean of the members as one predictor (M = 1)."""
-        return PointPredictions(self.means.mean(0, keepdim=True), self.targets)
+        return PointPredictions(weighted_mean(self.means, self.weights)[None], self.targets)
 
     def subset(self, members: Sequence[int]) -> Self:
         """Return the predictions of these members."""
-        return replace(self, means=self.means[list(members)])
+        chosen = list(members)
+        return replace(self, means=self.means[chosen], weights=select_weights(self.weights, chosen))
 
     def select(self, index: Tensor) -> Self:
         """Return the predictions for the targets at these indices (n,)."""
@@ -136,6 +148,7 @@ class GaussianPredictions(RegressionPredictions):
         targets: Targets (N,).
         aleatoric: The aleatoric variance of each member, (M, N).
         epistemic: The epistemic variance that each member predicts itself, (M, N); None for 0.
+        weights: Weights of the members in the ensemble's prediction; None for equal weights.
 
     Raises:
         EnfoldError: If the shapes do not fit, values are not finite, or a variance is not positive.
@@ -189,12 +202,24 @@ class GaussianPredictions(RegressionPredictions):
         """Return the predictions of these members."""
         index = list(members)
         epistemic = None if self.epistemic is None else self.epistemic[index]
-        return replace(self, means=self.means[index], aleatoric=self.aleatoric[index], epistemic=epistemic)
+        return replace(
+            self,
+            means=self.means[index],
+            aleatoric=self.aleatoric[index],
+            epistemic=epistemic,
+            weights=select_weights(self.weights, index),
+        )
 
     def select(self, index: Tensor) -> GaussianPredictions:
         """Return the predictions for the targets at these indices (n,)."""
         epistemic = None if self.epistemic is None else self.epistemic[:, index]
-        return GaussianPredictions(self.means[:, index], self.targets[index], self.aleatoric[:, index], epistemic)
+        return replace(
+            self,
+            means=self.means[:, index],
+            targets=self.targets[index],
+            aleatoric=self.aleatoric[:, index],
+            epistemic=epistemic,
+        )
 
 
 @dataclass(frozen=True, init=False)
@@ -205,6 +230,7 @@ class QuantilePredictions(RegressionPredictions):
         quantiles: The quantiles of each member, (M, N, Q).
         targets: Targets (N,).
         levels: The levels τ of the quantiles.
+        weights: Weights of the members in the ensemble's prediction; None for equal weights.
 
     Raises:
         EnfoldError: If the shapes do not fit or values are not finite.
@@ -216,7 +242,7 @@ class QuantilePredictions(RegressionPredictions):
     headline: ClassVar[tuple[str, ...]] = ("rmse", "pinball", "quantile_error", "mae")
     criterion: ClassVar[str] = "pinball"
 
-    def __init__(self, quantiles: Tensor, targets: Tensor, levels: Sequence[float]) -> None:
+    def __init__(self, quantiles: Tensor, targets: Tensor, levels: Sequence[float], *, weights: Weights = None) -> None:
         _store(self, "quantiles", quantiles)
         if quantiles.ndim != 3 or quantiles.shape[-1] != len(levels):
             raise EnfoldError(
@@ -227,7 +253,7 @@ class QuantilePredictions(RegressionPredictions):
         object.__setattr__(self, "levels", tuple(levels))
         mean, std = normal_of_quantiles(self.quantiles, self.levels)
         object.__setattr__(self, "_aleatoric", std.square())
-        super().__init__(mean, targets)
+        super().__init__(mean, targets, weights=weights)
 
     @property
     def aleatoric_variances(self) -> Tensor:
@@ -237,15 +263,21 @@ class QuantilePredictions(RegressionPredictions):
 
     def mean(self) -> QuantilePredictions:
         """Return the mean quantiles as one predictor (M = 1)."""
-        return QuantilePredictions(self.quantiles.mean(0, keepdim=True), self.targets, self.levels)
+        return QuantilePredictions(weighted_mean(self.quantiles, self.weights)[None], self.targets, self.levels)
 
     def subset(self, members: Sequence[int]) -> QuantilePredictions:
         """Return the predictions of these members."""
-        return QuantilePredictions(self.quantiles[list(members)], self.targets, self.levels)
+        chosen, weights = list(members), select_weights(self.weights, members)
+        return QuantilePredictions(self.quantiles[chosen], self.targets, self.levels, weights=weights)
 
     def select(self, index: Tensor) -> QuantilePredictions:
         """Return the predictions for the targets at these indices (n,)."""
-        return QuantilePredictions(self.quantiles[:, index], self.targets[index], self.levels)
+        return QuantilePredictions(self.quantiles[:, index], self.targets[index], self.levels, weights=self.weights)
+
+    def with_weights(self, weights: Sequence[float] | Tensor | None) -> QuantilePredictions:
+        """Return the predictions with other weights of the members; None for equal weights."""
+        known = as_weights(weights, self.num_members)
+        return QuantilePredictions(self.quantiles, self.targets, self.levels, weights=known)
 
 
 def normal_of_quantiles(quantiles: Tensor, levels: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ def example_rank(p: Predictions) -> Tensor:
     """Return the number of classes ranked before the label (N,); of equally probable classes the lowest is first."""
 
     def rank(members: Tensor, labels: Tensor) -> Tensor:
-        log_probs = mean_log_probs(members)  # (N, C)
+        log_probs = mean_log_probs(members, p.weights)  # (N, C)
         own = of_label(log_probs, labels)[:, None]
         earlier = torch.arange(p.num_classes) < labels[:, None]
         return ((log_probs > own) | ((log_probs == own) & earlier)).sum(-1)
@@ -35,14 +35,14 @@ def example_correct(p: Predictions) -> Tensor:
 
 def example_nll(p: Predictions) -> Tensor:
     """Return -log p̄(y) (N,); infinite where the label has probability 0."""
-    return by_blocks(p, lambda members, labels: of_label(mean_log_probs(members), labels).abs())
+    return by_blocks(p, lambda members, labels: of_label(mean_log_probs(members, p.weights), labels).abs())
 
 
 def example_brier(p: Predictions) -> Tensor:
     """Return Σ_c (p̄_c - 1[y = c])² (N,), from 0 to 2."""
 
     def distance(members: Tensor, labels: Tensor) -> Tensor:
-        probs = mean_log_probs(members).exp()
+        probs = mean_log_probs(members, p.weights).exp()
         return (probs - torch.nn.functional.one_hot(labels, p.num_classes)).square().sum(-1)
 
     return by_blocks(p, distance)
@@ -70,7 +70,7 @@ def nll(p: Predictions) -> float:
 
 
 def gibbs_nll(p: Predictions) -> float:
-    """Return the mean of the members' negative log-likelihoods, which is at least `nll`."""
+    """Return the mean of the members' negative log-likelihoods; without weights, it is at least `nll`."""
     return by_blocks(p, lambda members, labels: of_label(members, labels).abs().T).T.mean().item()
 
 

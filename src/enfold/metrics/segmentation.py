@@ -25,7 +25,7 @@ def confusion(p: Predictions) -> Tensor:
     counts = torch.zeros(C * C, dtype=torch.long)
     for start in range(0, len(p), max(1, _AT_ONCE // (p.num_members * C))):
         rows = slice(start, start + max(1, _AT_ONCE // (p.num_members * C)))
-        predicted = mean_log_probs(p.log_probs[:, rows].to("cpu", torch.float64)).argmax(-1)
+        predicted = mean_log_probs(p.log_probs[:, rows].to("cpu", torch.float64), p.weights).argmax(-1)
         counts += torch.bincount(labels[rows] * C + predicted, minlength=C * C)
     return counts.view(C, C)
 

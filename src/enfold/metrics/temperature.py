@@ -64,7 +64,7 @@ def apply_temperature(p: P, temperature: float) -> P:
     if not 0 < temperature < math.inf:
         raise EnfoldError(f"temperature must be positive and finite, got {temperature}: use 1 for no change")
     log_probs = torch.log_softmax((ensemble_log_probs(p) / temperature)[None], dim=-1)
-    return replace(p, log_probs=log_probs, labels=p.labels.cpu())
+    return replace(p, log_probs=log_probs, labels=p.labels.cpu(), weights=None)
 
 
 def evaluate_calibrated(metric: Callable[[P], float], test: P, validation: P) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 from enfold.errors import EnfoldError
 from enfold.metrics.distributions import class_labels, member_log_probs, of_label
 from enfold.metrics.predictions import Predictions, mean_log_probs
+from enfold.metrics.weights import weighted_mean
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,13 @@ def bias_variance_covariance(draws: Tensor, target: Tensor) -> BiasVarianceCovar
 def jensen_gap(p: Predictions) -> Tensor:
     """Return (1/M) Σ_m -log p_m(y) + log p̄(y) of each example (N,): the mean member's NLL minus the ensemble's.
 
-    It is non-negative; infinite if the label has probability 0 for some but not all members, and 0 if for all.
+    With weights of the members, means are weighted. It is non-negative; infinite if the label has probability 0 for
+    some but not all members, and 0 if for all.
     """
     own = of_label(member_log_probs(p), class_labels(p))  # (M, N)
-    gap = mean_log_probs(own) - own.mean(0)
-    return torch.where(mean_log_probs(own).isinf(), 0.0, gap).clamp(min=0.0)
+    mean = mean_log_probs(own, p.weights)
+    gap = mean - weighted_mean(own, p.weights)
+    return torch.where(mean.isinf(), 0.0, gap).clamp(min=0.0)
 
 
 def majority_vote_accuracy(num_members: int, error: float) -> float:

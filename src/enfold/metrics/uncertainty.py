@@ -6,7 +6,8 @@
 (4) rmi        (1/M) Σ_m KL(p̄ ‖ p_m), the reverse mutual information
 (5) epkl       (1/M²) Σ_ij KL(p_i ‖ p_j) = (3) + (4), the expected pairwise divergence
 
-A Dirichlet student has all five, those of an infinite ensemble; for other single networks (1) = (2) and the rest is 0.
+With weights of the members, means are weighted. A Dirichlet student has all five, those of an infinite ensemble; for
+other single networks (1) = (2) and the rest is 0.
 The uncertainty that a single network preserves is measured by its correlation with (1) and (3) of the ensemble.
 """
 
@@ -22,6 +23,7 @@ from enfold.metrics.dirichlet import dirichlet_uncertainty
 from enfold.metrics.distributions import entropy, expected, member_log_probs, require_members
 from enfold.metrics.predictions import Predictions, mean_log_probs
 from enfold.metrics.ranks import pearson, spearman
+from enfold.metrics.weights import weighted_mean
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Uncertainty:
 def decomposition(p: Predictions) -> Uncertainty:
     """Return the uncertainties of each example; rmi and epkl are infinite where the members' supports differ."""
     members = member_log_probs(p)  # (M, N, C)
-    mean = mean_log_probs(members)  # (N, C)
+    mean = mean_log_probs(members, p.weights)  # (N, C)
     total = entropy(mean)  # (1)
-    aleatoric = entropy(members).mean(0)  # (2)
-    cross = -expected(mean.exp(), members.mean(0))  # (1/M²) Σ_ij of the cross-entropy of p_j under p_i
+    aleatoric = weighted_mean(entropy(members), p.weights)  # (2)
+    cross = -expected(
+        mean.exp(), weighted_mean(members, p.weights)
+    )  # (1/M²) Σ_ij of the cross-entropy of p_j under p_i
     return Uncertainty(
         total=total.clamp(min=0.0),
         aleatoric=aleatoric.clamp(min=0.0),

@@ -264,6 +264,8 @@ class RunDirectory:
         for part, predictions in parts.items():
             tensors[f"{part}/log_probs"] = predictions.log_probs.float().contiguous()
             tensors[f"{part}/labels"] = predictions.labels.contiguous()
+            if predictions.weights is not None:
+                tensors[f"{part}/weights"] = torch.tensor(predictions.weights, dtype=torch.float64)
         with atomic_path(self.path / "predictions" / f"{label}.safetensors") as temporary:
             save_file(tensors, temporary)
 
@@ -277,7 +279,12 @@ class RunDirectory:
         except SafetensorError:  # damaged: computed again
             return None
         parts = {key.split("/")[0] for key in tensors}
-        return {part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]) for part in parts}
+        return {
+            part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]).with_weights(
+                tensors.get(f"{part}/weights")
+            )
+            for part in parts
+        }
 
     def log(self, event: str, **details: Any) -> None:
         """Add a line to the run's log."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
+from enfold.metrics.weights import Weights
 
 if TYPE_CHECKING:
     from enfold.metrics.predictions import RowPredictions
@@ -172,8 +173,13 @@ class Task(ABC):
         return rows.mean(self.row_losses(rows, smoothing))
 
     @abstractmethod
-    def predict(self, outputs: Tensor) -> Prediction:
-        """Return the mean prediction of the members and its uncertainty: (M, B, ...)."""
+    def predict(self, outputs: Tensor, weights: Weights = None) -> Prediction:
+        """Return the mean prediction of the members and its uncertainty: (M, B, ...).
+
+        Args:
+            outputs: Outputs of all members.
+            weights: Normalized weights of the members; None for equal weights.
+        """
 
     @abstractmethod
     def predictions(self, rows: Rows) -> RowPredictions:
@@ -239,10 +245,25 @@ class Task(ABC):
         """
         return self.resolve(outputs, targets, own=own)
 
+    def stand_in_targets(self, outputs: Tensor) -> Tensor | None:
+        """Return a tensor without storage in the shape of the targets, for batches without targets.
+
+        Args:
+            outputs: Outputs of the teachers, (T, B, ...).
+
+        Returns:
+            A tensor (B, ...); None if nothing about a student follows from the shape of the targets.
+        """
+        return None
+
     # Distillation of tasks without classes
 
-    def mixture(self, values: Tensor) -> Tensor:
+    def mixture(self, values: Tensor, weights: Weights = None) -> Tensor:
         """Return the target of a student that matches the mean of the teachers: (T, N, K) -> (N, K').
+
+        Args:
+            values: Rows of the teachers.
+            weights: Normalized weights of the teachers; None for equal weights.
 
         Raises:
             EnfoldError: For tasks with classes, whose distillation losses define their own targets.

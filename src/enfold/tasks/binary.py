@@ -17,6 +17,7 @@ from torch import Tensor
 from enfold.arguments import checked
 from enfold.errors import EnfoldError, UnsupportedOutput
 from enfold.metrics.predictions import mean_log_probs
+from enfold.metrics.weights import Weights
 from enfold.tasks.base import Prediction
 from enfold.tasks.classification import IGNORED, Classification
 
@@ -101,14 +102,14 @@ class Binary(Classification):
                 f"{given}: {hint}"
             )
 
-    def mean_logits(self, outputs: Tensor) -> Tensor:
+    def mean_logits(self, outputs: Tensor, weights: Weights = None) -> Tensor:
         """Return the logits of one network with the mean probabilities of the members: (M, B, ...) -> (B, ...)."""
         logits = outputs.float()
-        return mean_log_probs(F.logsigmoid(logits)) - mean_log_probs(F.logsigmoid(-logits))
+        return mean_log_probs(F.logsigmoid(logits), weights) - mean_log_probs(F.logsigmoid(-logits), weights)
 
-    def predict(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor, weights: Weights = None) -> Prediction:
         """Return the probabilities of both classes: (B, 2), or for positions (B, 2, H, W) or (B, T, 2)."""
-        return self._predict(self._logits(outputs), self._class_axis(outputs))
+        return self._predict(self._logits(outputs), self._class_axis(outputs), weights)
 
 
 def is_same(first: tuple[int, ...], second: tuple[int, ...]) -> bool:

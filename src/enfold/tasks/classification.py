@@ -21,6 +21,7 @@ from enfold.data.dataset import class_labels
 from enfold.errors import EnfoldError, UnsupportedOutput
 from enfold.metrics.distributions import entropy
 from enfold.metrics.predictions import DensePredictions, Predictions, mean_log_probs
+from enfold.metrics.weights import Weights, weighted_mean
 from enfold.tasks.base import Prediction, Rows, Task
 
 IGNORED = -100  # as in torch.nn.functional.cross_entropy
@@ -160,26 +161,26 @@ class Classification(Task):
         target = targets.expand(members, size).reshape(-1)
         return F.nll_loss(log_probs.flatten(0, 1), target, reduction="none").view(members, size)
 
-    def predict(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor, weights: Weights = None) -> Prediction:
         """Return probabilities in the shape of the outputs, and entropies of every prediction."""
         axis = self._axis(outputs)
-        return self._predict(self._logits(outputs), axis if axis < 0 else axis - 1)
+        return self._predict(self._logits(outputs), axis if axis < 0 else axis - 1, weights)
 
-    def _predict(self, logits: Tensor, class_axis: int) -> Prediction:
+    def _predict(self, logits: Tensor, class_axis: int, weights: Weights) -> Prediction:
         """Return the prediction of logits (M, B, ..., C), with the classes at `class_axis` of one network."""
         members = torch.log_softmax(logits.float(), dim=-1)
-        mean = mean_log_probs(members)
+        mean = mean_log_probs(members, weights)
         total = entropy(mean).clamp(min=0.0)
-        aleatoric = entropy(members).mean(0)
+        aleatoric = weighted_mean(entropy(members), weights)
         epistemic = (total - aleatoric).clamp(min=0.0)
         probs = mean.exp().movedim(-1, class_axis)
         each = members.exp().movedim(-1, class_axis if class_axis < 0 else class_axis + 1)
         return Prediction(probs, each, total, aleatoric, epistemic, class_axis)
 
-    def mean_logits(self, outputs: Tensor) -> Tensor:
+    def mean_logits(self, outputs: Tensor, weights: Weights = None) -> Tensor:
         """Return outputs of one network with the mean probabilities of the members: (M, B, ...) -> (B, ...)."""
         axis = self._axis(outputs)
-        return mean_log_probs(torch.log_softmax(outputs.float(), dim=axis))
+        return mean_log_probs(torch.log_softmax(outputs.float(), dim=axis), weights)
 
     def predictions(self, rows: Rows) -> Predictions:
         """Return log-probabilities and labels; `class_axis` is that of outputs with positions."""

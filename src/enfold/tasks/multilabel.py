@@ -21,6 +21,7 @@ from enfold.errors import EnfoldError, UnsupportedOutput
 from enfold.metrics.distributions import entropy
 from enfold.metrics.multilabel import UNKNOWN, MultilabelPredictions
 from enfold.metrics.predictions import mean_log_probs
+from enfold.metrics.weights import Weights, weighted_mean
 from enfold.tasks.base import Prediction, Rows
 from enfold.tasks.classification import Classification
 
@@ -131,17 +132,17 @@ class Multilabel(Classification):
         """Return the loss of each label in equation (2); label smoothing moves targets towards 1/2."""
         return super().row_losses(replace(rows, targets=rows.targets.clamp(min=0)), smoothing)
 
-    def mean_logits(self, outputs: Tensor) -> Tensor:
+    def mean_logits(self, outputs: Tensor, weights: Weights = None) -> Tensor:
         """Return the logits of one network with the mean probabilities of the members: (M, B, ...) -> (B, ...)."""
         logits = outputs.float()
-        return mean_log_probs(F.logsigmoid(logits)) - mean_log_probs(F.logsigmoid(-logits))
+        return mean_log_probs(F.logsigmoid(logits), weights) - mean_log_probs(F.logsigmoid(-logits), weights)
 
-    def predict(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor, weights: Weights = None) -> Prediction:
         """Return the probability of every label, in the shape of the outputs, and the entropy of each."""
         logits = outputs.float()
         both = torch.log_softmax(torch.stack([torch.zeros_like(logits), logits], dim=-1), dim=-1)
-        mean = mean_log_probs(both)
-        total, aleatoric = entropy(mean).clamp(min=0.0), entropy(both).mean(0)
+        mean = mean_log_probs(both, weights)
+        total, aleatoric = entropy(mean).clamp(min=0.0), weighted_mean(entropy(both), weights)
         epistemic = (total - aleatoric).clamp(min=0.0)
         return Prediction(mean[..., 1].exp(), both[..., 1].exp(), total, aleatoric, epistemic, class_axis=None)
 

@@ -52,6 +52,7 @@ from enfold.metrics.regression_predictions import (
     normal_of_quantiles,
     require_finite,
 )
+from enfold.metrics.weights import Weights, weighted_mean
 from enfold.tasks.base import Prediction, Rows, Task
 from enfold.tasks.binary import is_same
 
@@ -169,6 +170,10 @@ class Regression(Task):
                 except UnsupportedOutput:
                     continue
         raise self._unfit(tuple(outputs.shape[1:]), tuple(targets.shape[1:] if own else targets.shape))
+
+    def stand_in_targets(self, outputs: Tensor) -> Tensor:
+        """Return a tensor without storage in the shape of the mean prediction."""
+        return self.predict(outputs).mean.to("meta")
 
     def _axes(self, shape: tuple[int, ...]) -> list[int]:
         """Return the axes of (B, ...) at which the parameters may be."""
@@ -311,12 +316,16 @@ class Regression(Task):
         aleatoric = values[..., 1].exp() if values.shape[-1] > 1 else zero
         return mean, aleatoric, values[..., 2].exp() if values.shape[-1] > 2 else zero
 
-    def _mixture(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _mixture(self, values: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean, aleatoric and epistemic variance of the ensemble, equation (5): (T, ..., K) -> three (...)."""
         mean, aleatoric, epistemic = self._moments(values)
-        return mean.mean(0), aleatoric.mean(0), mean.var(0, correction=0) + epistemic.mean(0)  # (5)
+        if weights is None:
+            return mean.mean(0), aleatoric.mean(0), mean.var(0, correction=0) + epistemic.mean(0)  # (5)
+        centre = weighted_mean(mean, weights)
+        spread = weighted_mean((mean - centre).square() + epistemic, weights)
+        return centre, weighted_mean(aleatoric, weights), spread
 
-    def predict(self, outputs: Tensor) -> Prediction:
+    def predict(self, outputs: Tensor, weights: Weights = None) -> Prediction:
         """Return the mean and the variances of the ensemble, equation (5).
 
         They have the shape of the outputs with D in place of the parameters of D targets; without the axis of the
@@ -324,7 +333,7 @@ class Regression(Task):
         """
         values = self._canonical(self._parameters(outputs))
         members, _, _ = self._moments(values)
-        mean, aleatoric, epistemic = self._mixture(values)
+        mean, aleatoric, epistemic = self._mixture(values, weights)
         return Prediction(mean, members, aleatoric + epistemic, aleatoric, epistemic, class_axis=None)
 
     def predictions(self, rows: Rows) -> RegressionPredictions:
@@ -340,17 +349,18 @@ class Regression(Task):
 
     # Distillation
 
-    def mixture(self, values: Tensor) -> Tensor:
+    def mixture(self, values: Tensor, weights: Weights = None) -> Tensor:
         """Return mean, aleatoric and epistemic variance of the teachers (5), then their mean quantiles if any.
 
         Args:
             values: Rows of the teachers, (T, N, K).
+            weights: Normalized weights of the teachers; None for equal weights.
 
         Returns:
             (N, 3), or (N, 3 + Q) for teachers with quantiles.
         """
-        moments = torch.stack(self._mixture(values), dim=-1)
-        return moments if self.quantiles is None else torch.cat([moments, values.mean(0)], dim=-1)
+        moments = torch.stack(self._mixture(values, weights), dim=-1)
+        return moments if self.quantiles is None else torch.cat([moments, weighted_mean(values, weights)], dim=-1)
 
     def divergence(self, values: Tensor, target: Tensor) -> Tensor:
         """Return the divergence of each student, of which this is the task, equation (6) to (9).

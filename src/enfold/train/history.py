@@ -25,7 +25,8 @@ class Epoch:
     Args:
         epoch: Index, counted from 0; -1 for the state before training.
         train_loss: Mean training loss.
-        validation_loss: The criterion of the task on validation examples, such as NLL.
+        validation_loss: The criterion of the task on validation examples, such as NLL; without targets, the divergence
+            from the teacher of a distillation.
         validation_score: The score of the task on validation examples, such as accuracy.
         ensemble_loss: The criterion of the mean prediction; None for a single network.
         lr: Learning rate at the end of the epoch.

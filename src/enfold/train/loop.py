@@ -18,12 +18,12 @@ from torch import nn
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
 from enfold.data.content import content
-from enfold.data.convert import Examples, as_data, require
+from enfold.data.convert import Examples, as_data, has_targets, require
 from enfold.data.dataset import Split, has_examples
 from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.modes import refuse_inference_mode
-from enfold.ensemble import Ensemble, called_network, set_model_output
+from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.io.checkpoints import require_tensors
@@ -32,14 +32,14 @@ from enfold.io.identity import plain
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
-from enfold.tasks import as_task, first_batch_task, known_task
+from enfold.tasks import Task, as_task, known_task, training_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig, as_config
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
-from enfold.train.objective import Objective, StepContext, default_loss
+from enfold.train.objective import HasDivergence, Objective, StepContext, default_loss
 from enfold.train.optimize import Optimizer, trained_members
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
@@ -101,7 +101,7 @@ def fit(
     refuse_inference_mode("training")
     require(train, "train", "fit")
     config = as_config(config).update(settings)
-    config = config.replace(task=first_batch_task(config.task))
+    config = config.replace(task=training_task(model, config.task))
     data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called_network(model))
     if outputs is not None:
         set_model_output(model, outputs)
@@ -111,7 +111,7 @@ def fit(
         if objective is None:
             history = model.fit_members(data, config, checkpoint=file, title=title, quiet=quiet)
             if history is not None:
-                model.task = known_task(as_task(config.task))
+                _record_task(model, as_task(config.task))
                 return history
             objective = model.objective(config)
     stored = Trajectory(trajectory) if isinstance(trajectory, str | Path) else trajectory
@@ -161,6 +161,7 @@ class Fit:
         self.average = WeightAverage(self.model, config.ema)
         self.history = History()
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
+        self.has_validation_targets = has_targets(data.val)
         self.chooses = config.select == "best" and has_examples(data.val)
         if checkpoint is not None:
             require_tensors(model.state_dict(), "a checkpoint is written")
@@ -228,7 +229,7 @@ class Fit:
             self.average.apply()
         if isinstance(self.model, Ensemble):
             self.model.on_fit_end(self.data)
-            self.model.task = known_task(self.task)
+        _record_task(self.model, self.task)
         self.model.eval()
         warn_if_similar(self.model, self.data)
         return self.history
@@ -324,12 +325,22 @@ class Fit:
         """
         if not has_examples(self.data.val):
             return [], [], None
+        if not self.has_validation_targets:
+            return self._divergences()
         validation = predict(self.evaluated_model(self.model), self.data.val, task=self.task)
         metrics = metrics_for(validation)
         loss, score = metrics[validation.criterion], metrics[validation.score]
         self.history.criterion, self.history.score = loss.name, score.name
         ensemble = loss(validation) if validation.num_members > 1 else None
         return per_member(loss, validation).tolist(), per_member(score, validation).tolist(), ensemble
+
+    def _divergences(self) -> tuple[list[float], list[float], None]:
+        """Return the divergence of each member from its teacher on validation examples without targets."""
+        if not isinstance(self.objective, HasDivergence):
+            raise EnfoldError("val must have targets, got inputs only: pass targets, or val=None")
+        found = self.objective.divergence(self.model, self.data.val)
+        self.history.criterion = self.history.score = "divergence"
+        return found, found, None
 
     def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
         scores = self._scores()
@@ -354,6 +365,12 @@ class Fit:
                 "config": self.config.changes(),
             }
         )
+
+
+def _record_task(model: nn.Module, task: Task) -> None:
+    found = known_task(task)
+    if found is not None:  # there was a batch
+        set_model_task(model, found)
 
 
 @dataclass
@@ -431,7 +448,8 @@ def _summary(record: Epoch, epochs: int, history: History) -> str:
         mean_loss = sum(record.validation_loss) / len(record.validation_loss)
         mean_score = sum(record.validation_score) / len(record.validation_score)
         shown = f"{100 * mean_score:.2f} %" if history.score == "accuracy" else f"{mean_score:.4f}"
-        text += f"  validation {criterion} {mean_loss:.4f}  {history.score} {shown}"
+        text += f"  validation {criterion} {mean_loss:.4f}"
+        text += f"  {history.score} {shown}" if history.score != history.criterion else ""
     if record.ensemble_loss is not None:
         text += f"  ensemble {criterion} {record.ensemble_loss:.4f}"
     return text + "".join(f"  {name} {value:.3g}" for name, value in record.figures.items())

@@ -17,8 +17,8 @@ teacher; α = 1 with τ = 4 and α = 0.9 with τ = 1 were used for ensembles. Th
 ensemble's own probabilities as the target.
 
 Differs from the paper: the student may start from a member instead of from scratch, and may be an ensemble, whose
-members see the same batches. For a regression the target is the mixture of the teachers' distributions. Nothing else
-known.
+members see the same batches. With weights of the teachers (`fit_weights`), 1/M is w_m. For a regression the target is
+the mixture of the teachers' distributions. Nothing else known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from enfold.engines.call import pack_inputs
 from enfold.engines.outputs import require_classes
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.metrics.predictions import mean_log_probs
+from enfold.metrics.weights import Weights, mean_log_probs, weighted_mean
 from enfold.tasks import Task
 from enfold.train import TrainConfig
 from enfold.train.optimize import trained_members
@@ -67,6 +67,12 @@ class KD(DistillationLoss):
     def target(self, logits: Tensor) -> Tensor:
         """Return p_t(τ) of T teachers with its negative entropy: (T, N, C) -> (N, C + 1)."""
         return as_target(teacher_log_probs(logits, self.temperature, self.reduction))
+
+    def weighted_target(self, values: Tensor, task: Task, weights: tuple[float, ...]) -> Tensor:
+        """Return p_t(τ) with w_m in place of 1/M in (2), or the weighted mixture for a regression."""
+        if not task.is_categorical:
+            return task.mixture(values, weights)
+        return as_target(teacher_log_probs(values, self.temperature, self.reduction, weights))
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
         """Return the second term of (1) for each student; with fit="ensemble" it is the same for all."""
@@ -118,11 +124,11 @@ class MeanModel(nn.Module):
         return mean_log_probs(torch.log_softmax(outputs, dim=-1))
 
 
-def teacher_log_probs(logits: Tensor, temperature: float, reduction: Reduction) -> Tensor:
-    """Return log p_t(τ) of M teachers: (M, B, C) -> (B, C)."""
+def teacher_log_probs(logits: Tensor, temperature: float, reduction: Reduction, weights: Weights = None) -> Tensor:
+    """Return log p_t(τ) of M teachers, equal or with weights: (M, B, C) -> (B, C)."""
     if reduction == "mean_softened_probs":
-        return mean_log_probs(torch.log_softmax(logits / temperature, dim=-1))  # (2a)
+        return mean_log_probs(torch.log_softmax(logits / temperature, dim=-1), weights)  # (2a)
     if reduction == "mean_probs_then_soften":
-        mean = mean_log_probs(torch.log_softmax(logits, dim=-1))
+        mean = mean_log_probs(torch.log_softmax(logits, dim=-1), weights)
         return torch.log_softmax(mean / temperature, dim=-1)  # (2b)
-    return torch.log_softmax(logits.mean(0) / temperature, dim=-1)  # (2c)
+    return torch.log_softmax(weighted_mean(logits, weights) / temperature, dim=-1)  # (2c)

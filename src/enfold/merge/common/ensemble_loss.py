@@ -23,7 +23,7 @@ from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
 from enfold.io.files import digest
-from enfold.metrics.predictions import mean_log_probs
+from enfold.metrics.weights import mean_log_probs
 from enfold.tasks import Task, TaskLike, first_batch_task
 from enfold.train.config import PerMember
 from enfold.train.objective import StepContext, TaskLoss, batch_outputs
@@ -75,10 +75,10 @@ class EnsembleLoss:
             raise EnfoldError("outputs of the members must be finite, got NaN or infinity: leave out diverged members")
         outputs = outputs.float() if outputs.dtype == torch.bfloat16 else outputs
         task = self.task.resolve(outputs, targets)
-        values = task.rows(outputs)
+        values, weights = task.rows(outputs), self.ensemble.member_weights
         if not task.is_categorical:
-            return task.mixture(values)
-        log_probs = mean_log_probs(torch.log_softmax(values, dim=-1))
+            return task.mixture(values) if weights is None else task.mixture(values, weights)
+        log_probs = mean_log_probs(torch.log_softmax(values, dim=-1), weights)
         probs = log_probs.exp()
         return torch.cat([probs, (probs * log_probs).sum(-1, keepdim=True)], dim=-1)
 
@@ -103,7 +103,8 @@ class EnsembleLoss:
 
     def __repr__(self) -> str:
         """The same in another process, as a checkpoint belongs to one ensemble."""
-        return f"EnsembleLoss({self.alpha}, {digest(self.ensemble.expand().values())[:16]})"
+        members, weights = digest(self.ensemble.expand().values())[:16], self.ensemble.member_weights
+        return f"EnsembleLoss({self.alpha}, {members}{weights or ''})"
 
 
 @dataclass(frozen=True)

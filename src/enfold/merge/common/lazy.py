@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from enfold.engines.skeleton import Skeleton
-from enfold.merge.common.solve import divide_each
+from enfold.merge.common.solve import Inverse, divide_each
 from enfold.symmetry import Axis, Group
 
 
@@ -30,19 +30,21 @@ class Terms:
     left: Tensor | None  # P, (n, out, out); None: outputs are not mixed
     right: Tensor | None  # Q, (n, in, in); None: inputs are not mixed
     name: str  # of Q, for an error
+    inverse: Inverse = "exact"  # what stands for Q^-1
 
     def applied(self, rows: Tensor) -> Tensor:
         """Return the product with inputs, (rows, in) -> (rows, out)."""
         if self.right is None:  # one product for all n, which reads the rows once
             found = (rows @ self.given.flatten(0, 1).mT).unflatten(1, self.given.shape[:2]).movedim(1, 0)
         else:
-            found = divide_each(rows.expand(len(self.given), -1, -1), self.right.mT, self.name) @ self.given.mT
+            seen = divide_each(rows.expand(len(self.given), -1, -1), self.right.mT, self.name, self.inverse)
+            found = seen @ self.given.mT
         return self._summed(found if self.left is None else found @ self.left.mT)
 
     def product(self) -> Tensor:
         """Return the weight, (out, in)."""
         found = self.given if self.left is None else self.left @ self.given
-        return self._summed(found if self.right is None else divide_each(found, self.right, self.name))
+        return self._summed(found if self.right is None else divide_each(found, self.right, self.name, self.inverse))
 
     def work(self, rows: int) -> int:
         """Return the number of multiplications of `applied` for each n."""

@@ -24,13 +24,16 @@ from enfold.merge.common.soft_permutations import (
     find_mixable,
     identity_matrices,
     matching_matrices,
+    random_matrices,
     warn_if_singular,
 )
+from enfold.merge.common.solve import Inverse
 from enfold.progress import part
 from enfold.symmetry import Symmetry
 from enfold.train import Objective, TaskLoss, TrainConfig, fit
 
 LearningOrder = Literal["sequential", "joint"]
+Start = Literal["identity", "random"]
 PUBLISHED = TrainConfig(epochs=20, optimizer="adam", lr=0.1, schedule="cosine", weight_decay=0.0)
 
 
@@ -46,6 +49,8 @@ class PermutationOptions:
     warm: bool = False
     ridge: float = 0.0
     matched: float | None = None
+    start: Start = "identity"
+    inverse: Inverse = "exact"
     order: LearningOrder = "sequential"
     universe: bool = False
     alpha: float = 0.0
@@ -105,7 +110,8 @@ def learn_permutations(
             objective = AnnealedObjective(inner, repr(options), last, ends, options.mixing)
             with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
                 fit(model, data, config=config, objective=objective, checkpoint=file, title="perm_avg", quiet=quiet)
-            warn_if_singular(model)
+            if options.inverse == "exact":
+                warn_if_singular(model)
     for file in filter(None, files[:-1]):
         file.unlink(missing_ok=True)
     return model
@@ -124,6 +130,8 @@ def _stage(
     own, learned = states[first:], set(ensemble.skeleton.parameters)
     like = states[0][symmetry.groups[0].axes[0].name]
     scores = identity_matrices(symmetry, len(own), like)
+    if options.start == "random":
+        scores = random_matrices(symmetry, range(first, len(states)), options.config.seed, like)
     if options.matched is not None:
         seed = options.config.seed
         scores = [options.matched * each for each in matching_matrices(states[0], own, symmetry, learned, seed, like)]
@@ -141,6 +149,7 @@ def _stage(
         gains,
         temperature=options.temperature,
         balance=Balance(options.iterations, options.tolerance, options.gradient, options.warm, options.ridge),
+        inverse=options.inverse,
     )
 
 

@@ -25,7 +25,7 @@ from enfold.ensemble import Ensemble
 from enfold.evaluate import member_logits
 from enfold.merge.common.lazy import Lazy, Terms, lazy_weights
 from enfold.merge.common.sinkhorn import Gradient, sinkhorn, softness
-from enfold.merge.common.solve import condition, divide
+from enfold.merge.common.solve import Inverse, condition, divide
 from enfold.merge.common.states import mean_of
 from enfold.symmetry import Axis, Group
 from enfold.train.batch_norm import reestimate
@@ -42,20 +42,27 @@ class Balance:
     ridge: float = 0.0  # ε of (P + ε Π) / (1 + ε), Π the permutation nearest to the scores at the start
 
 
-def mix_units(state: State, groups: Sequence[Group], matrices: Sequence[Tensor]) -> State:
-    """Return a state with each group's units mixed by its matrix, and divided by it where they are consumed."""
+def mix_units(state: State, groups: Sequence[Group], matrices: Sequence[Tensor], inverse: Inverse = "exact") -> State:
+    """Return a state with each group's units mixed by its matrix, and divided by it where they are consumed.
+
+    Args:
+        state: Parameters of a network.
+        groups: The groups of units.
+        matrices: One matrix for each group.
+        inverse: What stands for the inverse of a matrix; see `enfold.merge.common.solve.divide_each`.
+    """
     found = dict(state)
     for group, matrix in zip(groups, matrices, strict=True):
         present = [axis for axis in group.axes if axis.name in found]  # not the other names of tied tensors
         _apply(found, [axis for axis in present if not axis.divided], partial(torch.matmul, matrix))
         divided = [axis for axis in present if axis.divided]
-        _apply(found, divided, partial(_divide_units, matrix, f"that of '{group.name}'"))
+        _apply(found, divided, partial(_divide_units, matrix, f"that of '{group.name}'", inverse))
     return found
 
 
-def _divide_units(matrix: Tensor, name: str, units: Tensor) -> Tensor:
+def _divide_units(matrix: Tensor, name: str, inverse: Inverse, units: Tensor) -> Tensor:
     """Return P^-T U, as (Uᵀ P^-1)ᵀ."""
-    return divide(units.mT, matrix, name).mT
+    return divide(units.mT, matrix, name, inverse).mT
 
 
 def _apply(found: State, axes: Sequence[Axis], change: Callable[[Tensor], Tensor]) -> None:
@@ -103,10 +110,11 @@ class SoftAverage(Ensemble):
         *,
         temperature: float = 1.0,
         balance: Balance | None = None,
+        inverse: Inverse = "exact",
     ) -> None:
         network = members.network(dict(states[0]))
         super().__init__(network, 1, "loop")
-        self.groups, self.balance = tuple(groups), balance or Balance()
+        self.groups, self.balance, self.inverse = tuple(groups), balance or Balance(), inverse
         self.learned = len(scores[0])
         self.num_settled = len(settled[0])
         self.names = list(self.skeleton.parameters)
@@ -135,7 +143,7 @@ class SoftAverage(Ensemble):
         if buffers[0]:
             matrices = self.all_matrices()
             for index, own in enumerate(zip(*matrices, strict=True), start=len(states) - len(matrices[0])):
-                buffers[index] = mix_units(buffers[index], self.groups, own)
+                buffers[index] = self._mix(buffers[index], own)
         return {name: tensor.unsqueeze(0).clone() for name, tensor in mean_of(buffers, weights).items()}
 
     def matrices(self) -> list[Tensor]:
@@ -188,6 +196,9 @@ class SoftAverage(Ensemble):
             "columns taken": sum(taken) / len(taken),  # by a row's largest entry; 1 for permutations
         }
 
+    def _mix(self, state: State, matrices: Sequence[Tensor]) -> State:
+        return mix_units(state, self.groups, matrices, self.inverse)
+
     def _given(self, index: int) -> State:
         return {name: self.get_buffer(f"given{k}")[index] for k, name in enumerate(self.names)}
 
@@ -204,7 +215,7 @@ class SoftAverage(Ensemble):
                 states = [self._given(index) for index in range(count - self.num_settled)]
                 for index in range(self.num_settled):
                     given = self._given(len(states))
-                    states.append(mix_units(given, self.groups, [each[index] for each in settled]))
+                    states.append(self._mix(given, [each[index] for each in settled]))
             self._retained = (key, states)
         return self._retained[1]
 
@@ -223,7 +234,7 @@ class SoftAverage(Ensemble):
         states = list(self._constant())
         for index, own in enumerate(zip(*(each.unbind() for each in matrices), strict=True), start=len(states)):
             given = self._given(index)
-            states.append(mix_units({name: given[name] for name in names}, self.groups, own))
+            states.append(self._mix({name: given[name] for name in names}, own))
         weights = self._weights()
         found = {name: weights[0] * states[0][name] for name in names}
         for weight, state in zip(weights[1:], states[1:], strict=True):
@@ -282,7 +293,7 @@ class SoftAverage(Ensemble):
         factors = torch.tensor(weights[len(states) :], dtype=given.dtype, device=given.device)
         outer = None if left is None else matrices[left]
         inner = None if right is None else matrices[right]
-        return Lazy(torch.as_tensor(constant), Terms(factors, given, outer, inner, called))
+        return Lazy(torch.as_tensor(constant), Terms(factors, given, outer, inner, called, self.inverse))
 
     def is_looped(self, inputs: Any) -> bool:
         """Return False where weights are applied factor by factor: there are no weights to differentiate."""

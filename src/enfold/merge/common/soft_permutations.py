@@ -103,6 +103,19 @@ def identity_matrices(symmetry: Symmetry, number: int, like: Tensor) -> list[Ten
     return [torch.eye(group.size).to(like).repeat(number, 1, 1) for group in symmetry.groups]
 
 
+def random_matrices(symmetry: Symmetry, members: Sequence[int], seed: int, like: Tensor) -> list[Tensor]:
+    """Return matrices of standard normal entries for each group, (members, d, d), drawn for each member on its own."""
+    return [
+        torch.stack(
+            [
+                torch.randn(group.size, group.size, generator=generator(seed, "scores", index, member))
+                for member in members
+            ]
+        ).to(like)
+        for index, group in enumerate(symmetry.groups)
+    ]
+
+
 def matching_matrices(
     target: State, states: Sequence[State], symmetry: Symmetry, learned: set[str], seed: int, like: Tensor
 ) -> list[Tensor]:

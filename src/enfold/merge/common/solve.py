@@ -8,7 +8,7 @@ type is solved in float64.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,16 +16,24 @@ from torch.autograd.function import once_differentiable
 
 from enfold.errors import EnfoldError
 
+Inverse = Literal["exact", "transpose", "none"]
+
 REMEDY = "lower the temperature or the learning rate, start from a matching (matched=12), or add a ridge (ridge=0.1)"
 
 
-def divide(values: Tensor, matrix: Tensor, name: str = "the matrix") -> Tensor:
+def divide(values: Tensor, matrix: Tensor, name: str = "the matrix", inverse: Inverse = "exact") -> Tensor:
     """Return V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both; errors call the matrix `name`."""
-    return divide_each(values.unsqueeze(0), matrix.unsqueeze(0), name)[0]
+    return divide_each(values.unsqueeze(0), matrix.unsqueeze(0), name, inverse)[0]
 
 
-def divide_each(values: Tensor, matrices: Tensor, name: str = "a matrix") -> Tensor:
+def divide_each(values: Tensor, matrices: Tensor, name: str = "a matrix", inverse: Inverse = "exact") -> Tensor:
     """Return V P^-1 for each of n matrices: (n, k, d) and (n, d, d) -> (n, k, d), differentiable in both.
+
+    Args:
+        values: V.
+        matrices: P.
+        name: What errors call the matrix.
+        inverse: What stands for P^-1: itself, Pᵀ ("transpose"), or nothing ("none", which returns V).
 
     Raises:
         Singular: If the inverse of a matrix consists of rounding errors.
@@ -35,6 +43,8 @@ def divide_each(values: Tensor, matrices: Tensor, name: str = "a matrix") -> Ten
             f"values (k, d) are divided by a matrix (d, d), got {tuple(values.shape[1:])} and "
             f"{tuple(matrices.shape[1:])}, {len(values)} and {len(matrices)} of them: pass one row per unit"
         )
+    if inverse != "exact":
+        return values @ matrices.mT if inverse == "transpose" else values
     found: Tensor = _Divide.apply(values, matrices, name)  # type: ignore[no-untyped-call]
     return found
 
