@@ -124,7 +124,7 @@ def as_folds(folds: Tensor | int | None, members: Ensemble, data: Data, seed: in
         raise EnfoldError(
             "folds need training examples with indices, got a loader: pass them as tensors or as a Dataset"
         )
-    if isinstance(folds, int) and not isinstance(folds, bool):
+    if isinstance(folds, int):
         if folds != members.num_members:
             raise EnfoldError(
                 f"folds must be the number of members, as each leaves out one fold, got {folds} for "
