@@ -13,6 +13,7 @@ from enfold.arguments import check_value
 from enfold.compress.limits import parse_budget, parse_memory, parse_time
 from enfold.compress.members import Make, as_folds, as_members, as_students, refuse_identical
 from enfold.compress.result import Compression
+from enfold.compress.runner import Limit, Runner
 from enfold.compress.search import Effort, Search
 from enfold.data.convert import Examples, as_data, require
 from enfold.data.dataset import has_examples
@@ -20,11 +21,14 @@ from enfold.data.unpack import Unpack
 from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
+from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.tasks import TaskLike, current_task, first_batch_task
 from enfold.train import TrainConfig
 from enfold.train.config import as_config
+from enfold.train.history import Epoch
 
 
+@logged
 def compress(
     models: Ensemble | Sequence[nn.Module] | Sequence[str | Path] | str,
     train: Examples,
@@ -44,6 +48,8 @@ def compress(
     outputs: Callable[[Any], Tensor] | None = None,
     folder: str | Path | None = None,
     config: TrainConfig | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     quiet: bool = False,
     **settings: Any,
 ) -> Compression:
@@ -75,6 +81,8 @@ def compress(
         outputs: Function that selects the output of a network, as for `fit`.
         folder: Folder in which finished trials are stored, so that an interrupted search continues.
         config: Settings of training; use those of the members.
+        on_epoch: Called with the record of every epoch of every trial, an `Epoch`; `Epoch.training` is the trial.
+        logger: Where settings, the metrics of every trial and the table are logged to, as for `fit`.
         quiet: Show no progress bars.
         **settings: Fields of `TrainConfig`, which replace those of `config`.
 
@@ -115,22 +123,9 @@ def compress(
             "config, or leave out train_longer"
         )
     refuse_identical(members, data, current_task(task))
-    search = Search(
-        members,
-        data,
-        current_task(task),
-        settings_given,
-        limit,
-        started,
-        seconds,
-        largest,
-        students,
-        base,
-        known,
-        routes,
-        None if folder is None else Path(folder),
-        quiet,
-    )
+    place = None if folder is None else Path(folder)
+    runner = Runner(Limit(started, seconds), limit, largest, place, on_epoch, as_log(logger), quiet)
+    search = Search(runner, members, data, current_task(task), settings_given, students, base, known, routes)
     return search.run(train_longer=train_longer)
 
 

@@ -29,6 +29,7 @@ from enfold.distill.perturbation import Perturbation
 from enfold.engines.copying import copy_network
 from enfold.ensemble import Ensemble
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
+from enfold.loggers import Log, LoggerLike
 from enfold.tasks import Task
 from enfold.train import TrainConfig
 from enfold.train.history import Epoch
@@ -130,6 +131,7 @@ class Route:
         epochs: int,
         *,
         on_epoch: Callable[[Epoch], None] | None = None,
+        logger: LoggerLike | Log = None,
         checkpoint: Path | None = None,
         quiet: bool = False,
     ) -> nn.Module:
@@ -139,6 +141,7 @@ class Route:
             setting: The members and the data.
             epochs: Epochs of training.
             on_epoch: Function called with the record of every epoch.
+            logger: Where settings and metrics are logged to.
             checkpoint: File to continue from.
             quiet: Show no progress bar.
         """
@@ -158,6 +161,7 @@ class Route:
             config=config,
             checkpoint=checkpoint,
             on_epoch=on_epoch,
+            logger=logger,
             title=self.name,
             quiet=quiet,
             **self._start(setting),

@@ -50,7 +50,7 @@ class Store:
         }
         with atomic_path(path) as temporary:
             save_file(state, temporary)
-        checkpoint_of(path).unlink(missing_ok=True)
+        path.with_suffix(".checkpoint").unlink(missing_ok=True)
 
     def load(self, path: Path, blank: nn.Module) -> nn.Module:
         """Return a stored model.
@@ -85,6 +85,9 @@ class Store:
         return None if path is None else path.with_suffix(".json")
 
 
-def checkpoint_of(path: Path) -> Path:
-    """Return the file of the training checkpoint of a trial."""
+def checkpoint_of(path: Path | None) -> Path | None:
+    """Return the file of the training checkpoint of a trial, in a folder that exists; None without a folder."""
+    if path is None:
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_suffix(".checkpoint")
