@@ -26,8 +26,9 @@ from enfold.tasks.memory import TASK
 
 if TYPE_CHECKING:
     from enfold.data import Data
+    from enfold.loggers import Log, LoggerLike
     from enfold.train.config import TrainConfig
-    from enfold.train.history import History
+    from enfold.train.history import Epoch, History
     from enfold.train.objective import Objective
     from enfold.train.optimize import Optimizer
 
@@ -275,7 +276,15 @@ class Ensemble(Runner):
         return self.objective(config) is None and type(self).fit_members is Ensemble.fit_members
 
     def fit_members(
-        self, data: Data, config: TrainConfig, *, checkpoint: Path | None, title: str, quiet: bool
+        self,
+        data: Data,
+        config: TrainConfig,
+        *,
+        checkpoint: Path | None,
+        title: str,
+        quiet: bool,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        logger: LoggerLike | Log = None,
     ) -> History | None:
         """Train in a way of the method's own, and return the history; None: `fit` trains by its loop."""
         return None

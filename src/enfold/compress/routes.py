@@ -27,6 +27,7 @@ from enfold.distill.losses.kd import KD
 from enfold.distill.perturb.mixup import Mixup
 from enfold.distill.perturbation import Perturbation
 from enfold.ensemble import Ensemble
+from enfold.loggers import Log, LoggerLike
 from enfold.merge.average import average
 from enfold.merge.fisher import fisher
 from enfold.merge.model_stock import model_stock
@@ -98,6 +99,7 @@ class Route:
         epochs: int,
         *,
         on_epoch: Callable[[Epoch], None] | None = None,
+        logger: LoggerLike | Log = None,
         checkpoint: Path | None = None,
         quiet: bool = False,
     ) -> nn.Module:
@@ -107,6 +109,7 @@ class Route:
             setting: The members and the data.
             epochs: Epochs of training.
             on_epoch: Function called with the record of every epoch.
+            logger: Where settings and metrics are logged to.
             checkpoint: File to continue from.
             quiet: Show no progress bar.
         """
@@ -122,6 +125,7 @@ class Route:
             config=setting.config.replace(epochs=epochs, warmup_epochs=warmup, task=setting.task),
             checkpoint=checkpoint,
             on_epoch=on_epoch,
+            logger=logger,
             title=self.name,
             quiet=quiet,
             **start,

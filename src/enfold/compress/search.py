@@ -33,6 +33,7 @@ from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import predict
 from enfold.io.files import atomic_path, digest
+from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.metrics import gain_recovered, metrics_for
 from enfold.metrics.predictions import RowPredictions
 from enfold.tasks import StudentTask, Task, TaskLike, current_task, first_batch_task
@@ -49,6 +50,7 @@ class _OutOfTime(Exception):
     """The wall-clock limit was reached during a training."""
 
 
+@logged
 def compress(
     models: Ensemble | Sequence[nn.Module] | Sequence[str | Path] | str,
     train: Examples,
@@ -64,6 +66,8 @@ def compress(
     outputs: Callable[[Any], Tensor] | None = None,
     folder: str | Path | None = None,
     config: TrainConfig | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     quiet: bool = False,
     **settings: Any,
 ) -> Compression:
@@ -89,6 +93,8 @@ def compress(
         outputs: Function that selects the output of a network, as for `fit`.
         folder: Folder in which finished trials are stored, so that an interrupted search continues.
         config: Settings of training; use those of the members.
+        on_epoch: Called with the record of every epoch of every trial, an `Epoch`; `Epoch.training` is the trial.
+        logger: Where settings, the metrics of every trial and the table are logged to, as for `fit`.
         quiet: Show no progress bars.
         **settings: Fields of `TrainConfig`, which replace those of `config`.
 
@@ -122,6 +128,7 @@ def compress(
     _refuse_identical(members, data, task)
     search = Search(members, data, current_task(task), settings_given, limit, started, seconds, quiet=quiet)
     search.folder = None if folder is None else Path(folder)
+    search.on_epoch, search.log = on_epoch, as_log(logger)
     return search.run(student, base)
 
 
@@ -140,6 +147,9 @@ class Search:
     folder: Path | None = None
     trials: list[Trial] = field(default_factory=list)
     inputs: str = ""  # what identifies the student and the base
+    on_epoch: Callable[[Epoch], None] | None = None
+    log: Log = field(default_factory=Log)
+    final_epochs: int = 0
 
     def run(self, student: Callable[[], nn.Module] | None, base: nn.Module | None = None) -> Compression:
         """Diagnose the members, try the routes, and return the result."""
@@ -148,6 +158,7 @@ class Search:
         values = [] if base is None else [each for each in base.state_dict().values() if isinstance(each, Tensor)]
         self.inputs += digest(values, repr(base))
         self._say("diagnosing the members")
+        self._log_settings()
         diagnosis = diagnose(self.members, self.data, self.task, self.config)
         setting = Setting(self.members, self.data, self.task, self.config, diagnosis, student, base)
         self._add_references(diagnosis)
@@ -163,7 +174,7 @@ class Search:
         if self.members.num_members < 2:
             routes = []
         epochs = self._affordable(setting, len(routes))
-        short = max(1, epochs // SHORT)
+        short, self.final_epochs = max(1, epochs // SHORT), epochs
         first = [self._try(route, setting, short) for route in routes] if len(routes) > 1 and epochs > 1 else []
         ranked = sorted(
             zip(first, routes, strict=True) if first else [], key=lambda pair: self._loss(pair[0], setting.diagnosis)
@@ -203,12 +214,15 @@ class Search:
         return float("inf") if self.seconds is None else self.seconds - (clock.monotonic() - self.started)
 
     def _guard(self, record: Epoch) -> None:
+        if self.on_epoch is not None:
+            self.on_epoch(record)
         if self._left() <= 0:
             raise _OutOfTime
 
     def _try(self, route: Route, setting: Setting, epochs: int, kind: str = "distillation") -> Trial:
         def make(checkpoint: Path | None) -> nn.Module:
-            return route.run(setting, epochs, on_epoch=self._guard, checkpoint=checkpoint, quiet=self.quiet)
+            log = self._part(route.name, epochs)
+            return route.run(setting, epochs, on_epoch=self._guard, logger=log, checkpoint=checkpoint, quiet=self.quiet)
 
         return self._record(route.name, route.idea, kind, epochs, make, setting.student)
 
@@ -225,6 +239,7 @@ class Search:
                 config=config,
                 checkpoint=checkpoint,
                 on_epoch=self._guard,
+                logger=self._part("control", epochs),
                 title="control",
                 quiet=self.quiet,
             )
@@ -263,7 +278,7 @@ class Search:
         trial = Trial(name, idea, {}, float("nan"), 1.0, epochs, seconds, note, kind)
         if network is not None:
             trial = self._scored(trial, network)
-        self.trials.append(trial)
+        self._add(trial)
         self._say(f"{name}: {note or 'done'}")
         return trial
 
@@ -282,6 +297,26 @@ class Search:
         return replace(
             trial, scores=scores, gain=self._gain(scores), cost=cost, network=network if fits else None, note=note
         )
+
+    def _add(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        if self.log and trial.scores:
+            values = {**trial.scores, "gain": trial.gain, "cost": trial.cost, "seconds": trial.seconds}
+            results = {f"result/{name}": value for name, value in values.items()}
+            self._part(trial.name, trial.epochs).log_metrics(results, trial.epochs)
+
+    def _part(self, name: str, epochs: int) -> Log:
+        """Return the log of a trial; a short training that ranks the routes has its own."""
+        is_short = epochs and epochs < self.final_epochs
+        return self.log.part(f"short-{_slug(name)}" if is_short else _slug(name))
+
+    def _log_settings(self) -> None:
+        if not self.log:
+            return
+        given = {each: getattr(self.config, each) for each in vars(self.config)}
+        members = {"model": type(self.members).__name__, "num_members": self.members.num_members}
+        limits = {"budget": self.budget, "time": self.seconds, "data": self.data.source}
+        self.log.log_settings({"title": "compress", **members, **limits, **given})
 
     def _store(self, network: nn.Module, path: Path | None) -> None:
         if path is None:
@@ -322,7 +357,7 @@ class Search:
             ("best member", best, 1.0, network if self.budget >= 1 else None),
         )
         for name, scores, cost, own in rows:
-            self.trials.append(Trial(name, "", scores, self._gain(scores), cost, 0, 0.0, "", "reference", own))
+            self._add(Trial(name, "", scores, self._gain(scores), cost, 0, 0.0, "", "reference", own))
 
     def _gain(self, scores: dict[str, float]) -> float:
         mean, ensemble = self._references
@@ -366,6 +401,7 @@ class Search:
                 "a smaller student="
             )
         chosen = min(candidates, key=lambda trial: self._loss(trial, diagnosis))
+        self.log.log_settings({"recommended": chosen.name})
         percent = frozenset(name for name, metric in self._metrics.items() if metric.unit == "%")
         return Compression(chosen, self.trials, diagnosis, self._headline, percent, self.budget)
 
