@@ -22,6 +22,7 @@ PACKAGES = {
     "graphs": "torch_geometric",
     "huggingface_trainer": "datasets",
     "lightning_module": "lightning",
+    "lora_adapters": "peft",
     "segmentation": "monai",
     "sklearn_estimators": "pandas",
     "tabular_regression": "rtdl_revisiting_models",

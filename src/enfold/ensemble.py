@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.runner import MemberView, Runner
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
+from enfold.metrics.predictions import RowPredictions
 from enfold.metrics.weights import Weights, as_weights, mean_log_probs
 from enfold.tasks import Prediction, Task, as_task, remember_task, shared_task
 from enfold.tasks.memory import TASK
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Ensemble", "MemberView", "Prediction"]
 
 
+P = TypeVar("P", bound=RowPredictions)
 WEIGHTS = "member_weights"  # in a state dict
 
 
@@ -46,6 +48,12 @@ def predict_outputs(model: nn.Module, task: Task, outputs: Tensor) -> Prediction
     """Return what outputs of a network, or of the members of an ensemble with its weights, predict together."""
     weights = model.member_weights if isinstance(model, Ensemble) else None
     return task.predict(outputs) if weights is None else task.predict(outputs, weights)
+
+
+def with_member_weights(model: nn.Module, found: P) -> P:
+    """Return predictions with the weights of the ensemble that made them."""
+    weights = model.member_weights if isinstance(model, Ensemble) else None
+    return found if weights is None else found.with_weights(weights)
 
 
 def set_model_output(model: nn.Module, function: Callable[[Any], Tensor]) -> None:
