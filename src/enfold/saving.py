@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from enfold import ensembles
 from enfold.arguments import check_arguments
+from enfold.calibrate import Calibrated
 from enfold.engines.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.engines.initialization import make_blank
 from enfold.engines.verify import different_attribute
@@ -29,12 +30,14 @@ from enfold.ensembles import DeepEnsemble, MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.io.checkpoints import require_tensors, with_ties
 from enfold.io.files import atomic_path, parsing, sha256
+from enfold.io.manifest import CONFIG, LIBRARY, VALUES, all_integers, described_model, model_files, unreadable
+from enfold.io.manifest import FORMAT as FORMAT
+from enfold.io.manifest import read_manifest as read_manifest
 from enfold.io.usercode import PREFIX
 from enfold.networks import factory
 from enfold.tasks import task_of
 from enfold.tasks.infer import task_from_dict, task_to_dict
 
-FORMAT = 2
 FEWEST = 4096  # options up to this value are accepted for files of any size
 LARGER = 1000  # the largest accepted size of a network, as a multiple of its file: ensembles may be smaller
 
@@ -54,16 +57,21 @@ def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None 
     path = Path(path)
     if path.suffix != ".safetensors":
         raise EnfoldError(f"path must end in .safetensors, got '{path}': change the ending")
-    # Both files are complete before either is moved to its place, the manifest last.
-    with atomic_path(path.with_suffix(".json")) as beside, atomic_path(path) as values:
-        save_file(_tensors(model), values)
-        manifest = {**_manifest(model), "sha256": sha256(values), "about": dict(about or {})}
+    write_model(model, path, path.with_suffix(".json"), about)
+    return path
+
+
+def write_model(model: nn.Module, values: Path, beside: Path, about: Mapping[str, Any] | None) -> None:
+    """Write the tensors and the manifest; both are complete before either is moved to its place, the manifest last."""
+    library = {"library_name": LIBRARY} if beside.name == CONFIG else {}
+    with atomic_path(beside) as manifest_file, atomic_path(values) as values_file:
+        save_file(_tensors(model), values_file)
+        manifest = {**library, **_manifest(model), "sha256": sha256(values_file), "about": dict(about or {})}
         try:
             text = json.dumps(manifest, indent=2, ensure_ascii=False)
         except (TypeError, ValueError) as error:
             raise EnfoldError(f"about must contain JSON values, got {about!r} ({error}): leave it out") from error
-        beside.write_text(f"{text}\n", encoding="utf-8")
-    return path
+        manifest_file.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -74,9 +82,19 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _manifest(model: nn.Module) -> dict[str, Any]:
-    kind: dict[str, Any] = {"kind": "network", "class": type(model).__name__}
+    return {"format": FORMAT, **describe(model), "versions": versions()}
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """Return what a model is made again from, beside its tensors and the network: its kind, class and options."""
+    if isinstance(model, Calibrated):
+        if isinstance(model.model, Calibrated):
+            raise EnfoldError("model must be calibrated once, got a Calibrated in a Calibrated: save model.model")
+        inner = describe(model.model)
+        task = task_to_dict(model.model_task)
+        return {"kind": "calibrated", "class": inner["class"], "task": task, "model": inner}
     if isinstance(model, Ensemble):
-        kind = {
+        return {
             "kind": "ensemble",
             "method": type(model).__name__,
             **({} if type(model).__name__ in ensembles.__all__ else {"defined_in": defined_in(type(model))}),
@@ -87,8 +105,9 @@ def _manifest(model: nn.Module) -> dict[str, Any]:
             "seeds": list(model.seeds or ()) if isinstance(model, DeepEnsemble) else [],
             "separate": _is_separate(model),
             "fingerprint": compute_fingerprint(model) if model.is_expandable else None,
+            "task": task_to_dict(model.task),
         }
-    return {"format": FORMAT, **kind, "task": task_to_dict(task_of(model)), "versions": versions()}
+    return {"kind": "network", "class": type(model).__name__, "task": task_to_dict(task_of(model))}
 
 
 def versions() -> dict[str, str]:
@@ -100,10 +119,10 @@ def versions() -> dict[str, str]:
 def load(
     path: str | Path, network: nn.Module | Callable[[], nn.Module] | Sequence[nn.Module] | None = None
 ) -> nn.Module:
-    """Load a network or an ensemble that `save` wrote.
+    """Load a model that `save` or `enfold.integrations.hub.save_pretrained` wrote.
 
     Args:
-        path: The .safetensors file; its manifest is beside it.
+        path: The .safetensors file, with its manifest beside it; or a folder with model.safetensors and config.json.
         network: A network of the same architecture, or a function that makes one; for an ensemble whose networks differ
             in more than parameters, a list of them. It may be left out for the networks of `enfold.networks`. Code that
             a manifest names is never imported.
@@ -116,14 +135,12 @@ def load(
     """
     path = Path(path)
     manifest = read_manifest(path)
+    path, described = model_files(path)[0], described_model(manifest)
     _require_modest(manifest, path, own=network is None)
     several = list(network) if isinstance(network, Sequence) else None
-    model = _fresh(several[0] if several else network, manifest, path)  # type: ignore[arg-type]
-    if manifest["kind"] == "ensemble":
-        model = _make_ensemble(several or model, manifest)
-    task = task_from_dict(manifest.get("task"))
-    if task is not None:
-        set_model_task(model, task)
+    given = _fresh(several[0] if several else network, manifest, path)  # type: ignore[arg-type]
+    is_complete = manifest["kind"] == "calibrated" and isinstance(given, Calibrated)  # with its model and its task
+    model = given if is_complete else _make_model(several or given, manifest, path)
     with parsing(path, "a safetensors file", "save it again"):
         stored = load_file(path)
     state = with_ties(stored, model)
@@ -135,12 +152,47 @@ def load(
             f"network must have the tensors of '{path}', but '{unfit[0]}' differs: pass the "
             f"{manifest['class']} that was saved"
         )
+    if not is_complete and not described.get("separate"):
+        _require_class(given, described, path)
     for name, tensor in own.items():
         tensor.data = tensor.data.to(state[name].dtype)  # the type that was saved
     model.load_state_dict(state)
-    if isinstance(model, Ensemble) and model.is_expandable and manifest.get("fingerprint"):
-        require_fingerprint(model.eval(), manifest["fingerprint"], path.name)
+    inner = model.model if isinstance(model, Calibrated) else model
+    if isinstance(inner, Ensemble) and inner.is_expandable and described.get("fingerprint"):
+        require_fingerprint(inner.eval(), described["fingerprint"], path.name)
     return model.eval()
+
+
+def _require_class(network: nn.Module, described: Mapping[str, Any], path: Path) -> None:
+    """Refuse a network of another class: one with tensors of the same names may compute something else."""
+    if type(network).__name__ != described["class"]:
+        raise EnfoldError(
+            f"network must be of the class {described['class'][:80]} that was saved to '{path}', got "
+            f"{type(network).__name__}: pass that class, or change 'class' in {_manifest_of(path)} if it was renamed"
+        )
+
+
+def _manifest_of(path: Path) -> str:
+    return CONFIG if (path.parent / CONFIG).is_file() and path.name == VALUES else f"{path.stem}.json"
+
+
+def _make_model(network: nn.Module | list[nn.Module], manifest: Mapping[str, Any], path: Path) -> nn.Module:
+    """Return the model that a manifest describes; values are loaded afterwards."""
+    described = described_model(manifest)
+    model: nn.Module
+    if described["kind"] == "ensemble":
+        model = _make_ensemble(network, described)
+    else:
+        model = network[0] if isinstance(network, list) else network
+    known = task_from_dict(described.get("task"))
+    if known is not None:
+        set_model_task(model, known)
+    if manifest["kind"] == "calibrated":
+        with parsing(path, "a calibrated model", "save it again"):
+            task = task_from_dict(manifest["task"])
+        assert task is not None  # noqa: S101 - a dictionary was required
+        return Calibrated(model, task)
+    return model
 
 
 def _is_separate(model: Ensemble) -> bool:
@@ -152,7 +204,7 @@ def _is_separate(model: Ensemble) -> bool:
     return was_given and (differs or different_attribute(model.codes) is not None)
 
 
-def _make_ensemble(network: nn.Module | list[nn.Module], manifest: dict[str, Any]) -> Ensemble:
+def _make_ensemble(network: nn.Module | list[nn.Module], manifest: Mapping[str, Any]) -> Ensemble:
     """Return an ensemble of the stored class and options; values are loaded afterwards."""
     if manifest.get("separate") and not isinstance(network, list):
         raise EnfoldError(
@@ -201,71 +253,26 @@ def _ensemble_class(name: str, where: object = None) -> type[Ensemble]:
     return known[name]
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest beside `path`, after checking format and checksum."""
-    beside = path.with_suffix(".json")
-    if not path.is_file() or not beside.is_file():
-        missing = path if not path.is_file() else beside
-        raise EnfoldError(
-            f"path must be a .safetensors file with a .json manifest beside it, but '{missing}' is missing: "
-            "correct the path, or read a .safetensors file without manifest with DeepEnsemble.from_checkpoints"
-        )
-    try:
-        manifest: dict[str, Any] = json.loads(beside.read_text(encoding="utf-8"))
-        known = manifest["format"] == FORMAT
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _unreadable(beside, error) from error
-    if not known:
-        raise EnfoldError(
-            f"'{beside}' must be of format {FORMAT}, got format {manifest['format']}: use the version that wrote it"
-        )
-    _check_fields(manifest, beside)
-    if sha256(path) != manifest["sha256"]:
-        raise EnfoldError(
-            f"'{path}' must be as it was saved, but its checksum differs from the manifest's: restore the file"
-        )
-    return manifest
-
-
-def _check_fields(manifest: dict[str, Any], beside: Path) -> None:
-    fields: dict[str, type] = {"kind": str, "class": str, "sha256": str, "about": dict}
-    if manifest.get("kind") == "ensemble":
-        fields |= {"num_members": int, "seeds": list, "method": str, "options": dict}
-    for name, kind in fields.items():
-        if not isinstance(manifest.get(name), kind):
-            raise _unreadable(beside, f"'{name}' is {manifest.get(name)!r}")
-
-
 def _require_modest(manifest: dict[str, Any], path: Path, *, own: bool) -> None:
     """Refuse a manifest that describes much more than its file contains, before anything is made."""
     with parsing(path, "a safetensors file", "save it again"), safe_open(path, "pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dictionary
     held = sum(math.prod(shape) for shape in shapes)
-    members, about = manifest.get("num_members", 0), manifest["about"]
-    counts = [members, *_integers(manifest.get("options"))]
+    described, about = described_model(manifest), manifest["about"]
+    members = described.get("num_members", 0)
+    counts = [members, *all_integers(described.get("options"))]
     if own:
-        counts += _integers([about.get(key) for key in ("network", "shape", "num_classes")])
+        counts += all_integers([about.get(key) for key in ("network", "shape", "num_classes")])
     is_stacked = members <= FEWEST or any(shape[:1] == [members] for shape in shapes)
     if max(counts) > max(held, FEWEST) or not is_stacked:
-        raise _unreadable(path.with_suffix(".json"), f"it describes {max(counts):,}, the file has {held:,} numbers")
+        raise unreadable(
+            path.parent / _manifest_of(path), f"it describes {max(counts):,}, the file has {held:,} numbers"
+        )
     if own:
         with torch.device("meta"):
             made = sum(tensor.numel() for tensor in _fresh(None, manifest, path).state_dict().values())
         if made > LARGER * max(held, FEWEST):
-            raise _unreadable(path.with_suffix(".json"), f"its network has {made:,} numbers, the file {held:,}")
-
-
-def _integers(value: Any) -> list[int]:
-    """Return all integers of nested lists and dictionaries, without seeds."""
-    if isinstance(value, Mapping):
-        return [number for key, each in value.items() if "seed" not in key for number in _integers(each)]
-    if isinstance(value, list):
-        return [number for each in value for number in _integers(each)]
-    return [value] if isinstance(value, int) else []
-
-
-def _unreadable(beside: Path, why: object) -> EnfoldError:
-    return EnfoldError(f"'{beside}' must be a manifest written by enfold, but it cannot be read ({why}): save it again")
+            raise unreadable(path.parent / _manifest_of(path), f"its network has {made:,} numbers, the file {held:,}")
 
 
 def _fresh(network: nn.Module | Callable[[], nn.Module] | None, manifest: dict[str, Any], path: Path) -> nn.Module:

@@ -40,6 +40,7 @@ PACKAGES = (  # package, extra, purpose
     ("markupsafe", "report", "the HTML report"),
     ("scikit-learn", "data", "the digits data set"),
     ("pillow", "data", "folders of images"),
+    ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
 )
 
 

@@ -12,6 +12,7 @@ from enfold.data.corruptions.split import OURS
 from enfold.errors import EnfoldError
 from enfold.report.content import ONE, Content, Headline
 from enfold.report.headline import summarize_run
+from enfold.report.markdown import escape, inline_code
 from enfold.report.sections import format_difference, gain
 from enfold.report.table import corrupted_name, format_latency, format_markdown, format_spread, recipe_steps, row_title
 
@@ -47,14 +48,14 @@ def render_card(content: Content) -> str:
             f"create one with  enfold distill {content.folder} kd{content.trust}"
         )
     parts = [
-        f"# {_plain(found.label)}, from the run {_plain(content.name)}",
-        _plain(summarize_run(content).sentence),
+        f"# {escape(found.label)}, from the run {escape(content.name)}",
+        escape(summarize_run(content).sentence),
         *_recommended(content, found),
         "## Model",
         _describe(content, found),
         "## Quality",
         _scores(content, found),
-        "\n".join(f"- {_plain(remark)}" for remark in summarize_run(content).remarks),
+        "\n".join(f"- {escape(remark)}" for remark in summarize_run(content).remarks),
         "## Cost",
         _cost(content, found),
         "## Limits",
@@ -76,14 +77,9 @@ def _recommended(content: Content, found: Headline) -> list[str]:
     seed = content.seeds[0]
     file = _weights(content, seed.folder, found.control)
     return [
-        f"**Use {_plain(found.control)} ({_code(file)}) instead**: one member trained further on labels for as many "
-        f"epochs is better; the NLL of {_plain(found.label)} is {shown} nats {interval} above it{noise}."
+        f"**Use {escape(found.control)} ({inline_code(file)}) instead**: one member trained further on labels for as "
+        f"many epochs is better; the NLL of {escape(found.label)} is {shown} nats {interval} above it{noise}."
     ]
-
-
-def _plain(text: str) -> str:
-    """Return text with Markdown and HTML escaped."""
-    return re.sub(r"([\\`*_{}\[\]<>#|&])", r"\\\1", " ".join(text.split()))
 
 
 def _recipe(content: Content) -> Mapping[str, Any]:
@@ -104,28 +100,21 @@ def _weights(content: Content, seed: Path, label: str) -> Path:
     return manifest.with_name(f"{label}.safetensors").relative_to(content.folder)
 
 
-def _code(value: object) -> str:
-    """Return a value as inline code in Markdown."""
-    text = " ".join(str(value).split())
-    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
-    return f"{fence} {text} {fence}" if "`" in text else f"{fence}{text}{fence}"
-
-
 def _describe(content: Content, found: Headline) -> str:
     recipe, spec = _recipe(content), _step(content, found.label)
     settings = {key: value for key, value in spec.items() if key not in ("method", "label", "plan", "train") and value}
     kind = "A network of your own class" if found.members == 1 else f"A model of {found.members} members"
     changes, train = spec.get("train") or spec.get("plan"), recipe.get("train") or recipe.get("plan")
     lines = [
-        f"{kind}, made by {_code(spec['method'])} in a run with {recipe['members']} members"
-        + (f" with {', '.join(_code(f'{key}={value}') for key, value in settings.items())}" if settings else "")
+        f"{kind}, made by {inline_code(spec['method'])} in a run with {recipe['members']} members"
+        + (f" with {', '.join(inline_code(f'{key}={value}') for key, value in settings.items())}" if settings else "")
         + ".",
-        f"- network: {_code(recipe['network'])}",
-        f"- data: {_code(recipe['data']['source'])}",
-        f"- training of the members: {_code(train)}",
+        f"- network: {inline_code(recipe['network'])}",
+        f"- data: {inline_code(recipe['data']['source'])}",
+        f"- training of the members: {inline_code(train)}",
     ]
     if changes:
-        lines.append(f"- changes to the training of this step: {_code(changes)}")
+        lines.append(f"- changes to the training of this step: {inline_code(changes)}")
     return "\n".join([lines[0], "", *lines[1:]])
 
 
@@ -136,7 +125,7 @@ def _compared(content: Content, found: Headline) -> list[str]:
 
 def _scores(content: Content, found: Headline) -> str:
     rows = _compared(content, found)
-    names = [_plain(row_title(row, content.rows[row])) for row in rows]
+    names = [escape(row_title(row, content.rows[row])) for row in rows]
     lines: list[Sequence[str]] = [["test data", *names], ["---", *("---:" for _ in rows)]]
     for title, place, metric, scale, digits in SCORES:
         values = [(content.rows[row].get(place) or {}).get(metric) for row in rows]
@@ -161,7 +150,7 @@ def _ood(content: Content, rows: Sequence[str]) -> list[Sequence[str]]:
     results = {name: [(content.rows[row].get("ood") or {}).get(name) for row in rows] for name in sets}
     return [
         [
-            f"AUROC by entropy, {_plain(name)} (%)",
+            f"AUROC by entropy, {escape(name)} (%)",
             *(_spread((each or {"scores": {}})["scores"].get("entropy", {}).get("auroc"), 100, 1) for each in found),
         ]
         for name, found in results.items()
@@ -176,7 +165,7 @@ def _cost(content: Content, found: Headline) -> str:
     rows = [row for row in _compared(content, found) if content.rows[row].get("cost")]
     if not rows:
         return "Not measured (`cost: false` in the recipe)."
-    lines: list[Sequence[str]] = [["", *map(_plain, rows)], ["---", *("---:" for _ in rows)]]
+    lines: list[Sequence[str]] = [["", *map(escape, rows)], ["---", *("---:" for _ in rows)]]
     costs = [content.rows[row]["cost"] for row in rows]
     lines.append(["parameters", *(f"{cost['parameters']:,}" for cost in costs)])
     lines.append(["bytes", *(f"{cost['bytes']:,}" for cost in costs)])
@@ -192,10 +181,10 @@ def _limits(content: Content, found: Headline) -> str:
     name = corrupted_name(content.rows)
     evaluated = [
         *(["corrupted copies of it" if name == OURS else name] if content.rows[found.label].get("corrupted") else []),
-        *map(_plain, content.rows[found.label].get("ood") or {}),
+        *map(escape, content.rows[found.label].get("ood") or {}),
     ]
     other = f"other data: only {', '.join(evaluated)}" if evaluated else "no other data were evaluated"
-    lines = [f"- Scores are on the test split of {_code(recipe['data']['source'])}; {other}."]
+    lines = [f"- Scores are on the test split of {inline_code(recipe['data']['source'])}; {other}."]
     if len(content.summary["seeds"]) == 1:
         lines.append("- One seed: the variation over training runs is unknown.")
     if not content.rows[found.label].get("corrupted"):
@@ -207,7 +196,7 @@ def _limits(content: Content, found: Headline) -> str:
             "- The difference to its control is within noise or worse: more training of one member does as well."
         )
     if content.rows[found.label].get("warning"):
-        lines.append(f"- {_plain(str(content.rows[found.label]['warning']))}")
+        lines.append(f"- {escape(str(content.rows[found.label]['warning']))}")
     lines.append("- Calibration was measured on the test split; check it on your own data.")
     return "\n".join(lines)
 
@@ -239,7 +228,7 @@ def _made(content: Content) -> str:
     facts = [
         f"- date: {content.summary.get('date', 'in progress')}",
         f"- seeds: {', '.join(map(str, content.summary['seeds']))}",
-        f"- versions: {_plain(versions)}",
+        f"- versions: {escape(versions)}",
     ]
     recipe = content.recipe.rstrip()
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", recipe)), default=0))
