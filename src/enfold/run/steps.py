@@ -18,7 +18,7 @@ from enfold.data import Split
 from enfold.distill import distill
 from enfold.distill.distill import Init
 from enfold.engines.initialization import initialize_member
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one.reconstruct import reconstruct
@@ -40,6 +40,7 @@ from enfold.run.step_methods import (
     student_method,
 )
 from enfold.saving import load
+from enfold.tasks import task_of
 from enfold.train import fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.loop import Fit
@@ -131,6 +132,8 @@ def _merge(run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path
     given = {name: value for name, value in inputs.items() if name in method.inputs and value is not None}
     merged = method.target(models=members, **given, **options)
     _require_network(step, merged, members)
+    if task_of(merged) is None:  # of a function of the user
+        set_model_task(merged, members.task)
     return merged  # type: ignore[no-any-return]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from enfold.metrics import (
@@ -38,18 +38,15 @@ def to_tensors(predictions: RowPredictions) -> tuple[dict[str, Tensor], dict[str
     values = {each: getattr(predictions, each) for each in tensors}
     found = {key: value.contiguous() for key, value in values.items() if value is not None}
     if "log_probs" in found:
-        found["log_probs"] = found["log_probs"].float()
-    about = {"kind": name, **{each: getattr(predictions, each) for each in others}}
-    return found, about | ({} if predictions.weights is None else {"weights": list(predictions.weights)})
+        found["log_probs"] = found["log_probs"].float().contiguous()
+    if predictions.weights is not None:
+        found["weights"] = torch.tensor(predictions.weights, dtype=torch.float64)
+    return found, {"kind": name, **{each: getattr(predictions, each) for each in others}}
 
 
 def from_tensors(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> RowPredictions:
     """Invert `to_tensors`."""
-    kind, _, others = KINDS[about.get("kind", "Predictions")]
-    found = kind(**tensors, **{each: about[each] for each in others})
-    return found.with_weights(about.get("weights"))
-
-
-def describe_parts(abouts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the metadata of a file of several predictions."""
-    return {part: json.dumps(about) for part, about in abouts.items()}
+    kind, names, others = KINDS[about.get("kind", "Predictions")]
+    given = {name: tensors[name] for name in names if name in tensors}
+    found = kind(**given, **{each: about[each] for each in others})
+    return found.with_weights(tensors.get("weights"))
