@@ -103,8 +103,8 @@ def _others(trainings: Sequence[Training]) -> Figure:
     return Figure(
         title="Training of steps and controls",
         caption=(
-            f"Validation {loss} after each epoch, one line per seed (mean over members of efficient ensembles); epoch 0 is "
-            "the initialization. A distilled network below its control gains more from the ensemble than from more "
+            f"Validation {loss} after each epoch, one line per seed (mean over members of efficient ensembles); epoch "
+            "0 is the initialization. A distilled network below its control gains more from the ensemble than from more "
             "epochs."
         ),
         alt=f"Validation {loss} by epoch of {', '.join(stages)}",

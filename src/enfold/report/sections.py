@@ -51,9 +51,9 @@ def quality_cost_blocks(content: Content) -> list[Block]:
             title=f"{content.loss} against FLOPs",
             caption=(
                 f"{content.loss} on test data (up is better) against the FLOPs of one prediction, as a ratio to a "
-                f"single network. The best place is the upper left: the {content.loss} of the ensemble (dotted line) at "
-                "the cost of a single network. A distilled network is better than more training only if it lies above its control, a "
-                "member trained further for as many epochs."
+                f"single network. The best place is the upper left: the {content.loss} of the ensemble (dotted line) "
+                "at the cost of a single network. A distilled network is better than more training only if it lies "
+                "above its control, a member trained further for as many epochs."
                 + (" Bars: standard deviation over seeds." if several else "")
             ),
             alt=(
