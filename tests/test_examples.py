@@ -20,10 +20,12 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGES = {
     "dict_batches": "transformers",
     "graphs": "torch_geometric",
+    "lightning_module": "lightning",
     "segmentation": "monai",
     "sklearn_estimators": "pandas",
     "tabular_regression": "rtdl_revisiting_models",
     "tokens": "transformers",
+    "torchmetrics_collection": "torchmetrics",
 }
 NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py") if file.stem != "quality")
 

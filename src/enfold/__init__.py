@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from enfold.ensembles.rank_one import match_units
     from enfold.ensembles.rank_one.reconstruct import Reconstruction, reconstruct
     from enfold.ensembles.rank_one.representable import Representability, representable
+    from enfold.export import export
     from enfold.symmetry import Symmetry, symmetries
 
 if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
@@ -60,6 +61,7 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.distill.perturb.tdiv_sdiv import TDivSDiv as TDivSDiv
     from enfold.ensembles.bagging import Bagging as Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble as BatchEnsemble
+    from enfold.ensembles.boosting import Boosting as Boosting
     from enfold.ensembles.fge import FGE as FGE
     from enfold.ensembles.film_ensemble import FiLMEnsemble as FiLMEnsemble
     from enfold.ensembles.hydra_ensemble import HydraEnsemble as HydraEnsemble
@@ -74,6 +76,7 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.ensembles.multi_swa import MultiSWA as MultiSWA
     from enfold.ensembles.packed_ensemble import PackedEnsemble as PackedEnsemble
     from enfold.ensembles.papa import PAPA as PAPA
+    from enfold.ensembles.repulsive_ensemble import RepulsiveEnsemble as RepulsiveEnsemble
     from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble as SnapshotEnsemble
     from enfold.ensembles.subspace_sampling import SubspaceSampling as SubspaceSampling
     from enfold.ensembles.swa import SWA as SWA
@@ -115,6 +118,7 @@ __all__ = [
     "data",
     "distill",
     "evaluate",
+    "export",
     "fit",
     "fit_weights",
     "load",
@@ -150,7 +154,7 @@ _LAZY = {
     "symmetries": "enfold.symmetry",
     "train_control": "enfold.distill.control",
 }
-_PACKAGES = ("compress", "distill", "merge")  # callable: enfold.distill(...)
+_PACKAGES = ("compress", "distill", "export", "merge")  # callable: enfold.distill(...)
 _METHODS = ("ensembles", "distill.losses", "distill.perturb")  # packages with one class per file
 
 __all__ += [name for package in _METHODS for name in class_names(Path(__file__).parent.joinpath(*package.split(".")))]

@@ -79,7 +79,10 @@ class Calibrated(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return calibrated outputs of a single network, for inputs as the model takes them."""
-        outputs = self._member_outputs(args, kwargs)
+        return self.combine_raw(self._member_outputs(args, kwargs))
+
+    def combine_raw(self, outputs: Tensor) -> Tensor:
+        """Return calibrated outputs of a single network from those of every member, (M, B, ...)."""
         task = self.model_task
         if isinstance(task, Classification):
             mean = outputs[0].float() if len(outputs) == 1 else self._mean_logits(task, outputs)
@@ -96,12 +99,15 @@ class Calibrated(nn.Module):
         members, at most the total; the aleatoric part is the rest.
         """
         with ensure_eval_mode(self):
-            outputs = self._member_outputs(args, kwargs)
-            task = self.model_task
-            own = predict_outputs(self.model, task, outputs)
-            if not isinstance(task, Classification):
-                return self._scaled(own)
-            mean = task.predict((self._mean_logits(task, outputs) / self.factor)[None])
+            return self.combine(self._member_outputs(args, kwargs))
+
+    def combine(self, outputs: Tensor) -> Prediction:
+        """Return the calibrated prediction from the outputs of every member, (M, B, ...)."""
+        task = self.model_task
+        own = predict_outputs(self.model, task, outputs)
+        if not isinstance(task, Classification):
+            return self._scaled(own)
+        mean = task.predict((self._mean_logits(task, outputs) / self.factor)[None])
         epistemic = torch.minimum(own.epistemic, mean.total)
         return replace(mean, members=own.members, epistemic=epistemic, aleatoric=mean.total - epistemic)
 

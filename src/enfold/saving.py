@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from enfold import ensembles
 from enfold.arguments import check_arguments
 from enfold.calibrate import Calibrated
+from enfold.engines.attributes import different_attribute
 from enfold.engines.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.engines.initialization import make_blank
-from enfold.engines.verify import different_attribute
 from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles import DeepEnsemble, MixedEnsemble
 from enfold.errors import EnfoldError

@@ -79,7 +79,7 @@ def test_clipping_equals_torch_for_one_network():
     reference = with_gradients(Scaled(), 3.0)
     for model in (network, members):
         with_gradients(model, 3.0)
-        Optimizer(model, SGD.replace(clip_norm=0.5))._clip(0.5)
+        Optimizer(model, SGD.replace(clip_norm=0.5)).clip(0.5)
     nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
     for own, stacked, expected in zip(network.parameters(), members.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(own.grad, expected.grad)

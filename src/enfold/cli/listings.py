@@ -40,6 +40,11 @@ PACKAGES = (  # package, extra, purpose
     ("markupsafe", "report", "the HTML report"),
     ("scikit-learn", "data", "the digits data set"),
     ("pillow", "data", "folders of images"),
+    ("onnx", "onnx", "ONNX files"),
+    ("onnxscript", "onnx", "ONNX files"),
+    ("onnxruntime", "onnx", "comparison and quantization of ONNX files"),
+    ("lightning", "lightning", "modules for the Trainer of Lightning"),
+    ("torchmetrics", "torchmetrics", "metrics in collections of torchmetrics"),
     ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
 )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from enfold.data.arrays import as_inputs
+from enfold.data.data_module import is_data_module, read_loader, require_loader
 from enfold.data.dataset import Data, Part, Split
 from enfold.data.indexed import IndexedLoader
 from enfold.data.tree import count_examples, describe, first_examples, map_tensors, tensors
@@ -19,7 +20,8 @@ from enfold.errors import EnfoldError
 
 Examples = Data | Part | Dataset[Any] | tuple[Any, ...]
 """Accepted by `fit`, `distill`, `merge` and `evaluate`: a DataLoader or another iterable of batches, a Dataset, a pair
-(inputs, targets) of tensors or numpy arrays, a dictionary of them with `labels`, a `Split`, or a built-in data set."""
+(inputs, targets) of tensors or numpy arrays, a dictionary of them with `labels`, a `Split`, a data module of Lightning,
+or a built-in data set."""
 
 EMPTY: list[Any] = []
 ACCEPTED = "a DataLoader, a Dataset, a pair (inputs, targets) of tensors or arrays, or a data set of enfold.data.load"
@@ -57,6 +59,8 @@ def as_data(
     """
     num_inputs = None if network is None else count_inputs(network)
     read = Reader(batch_size, unpack, num_inputs, indexed, needs_targets=needs_targets)
+    if is_data_module(train) and val is None:
+        val = read_loader(train, "val")
     given: dict[str, Any] = {"val": val, "test": test}
     if isinstance(train, Data):
         changes = {name: read.split(each, name) for name, each in given.items() if each is not None}
@@ -127,6 +131,8 @@ class Reader:
         """Return a `Split`, or the batches of a loader."""
         if isinstance(examples, Data):
             examples = getattr(examples, name)
+        if is_data_module(examples):
+            examples = require_loader(examples, name)
         if isinstance(examples, TensorDataset) and len(examples.tensors) == 2:
             examples = examples.tensors
         if not self.needs_targets:

@@ -168,7 +168,7 @@ def distill(
             warnings.simplefilter("ignore", category)
         unseen = None if folds is None else folds.unseen
         distillation = make_objective(loss, models, data, config, perturb=perturb, cache=cache, unseen=unseen)
-        _check_student(distillation, model, config)
+        check_student(distillation, model, config)
         objective: Objective = distillation
         if weight_penalty:
             objective = _add_penalty(distillation, models, model, weight_penalty, penalty_reduction)
@@ -322,7 +322,7 @@ def _check_targets(data: Data, models: nn.Module | CachedTeacher, loss: Distilla
         predict(models, data.val, task=config.task)  # the task follows from these targets
 
 
-def _check_student(objective: DistillationObjective, model: nn.Module, config: TrainConfig) -> None:
+def check_student(objective: DistillationObjective, model: nn.Module, config: TrainConfig) -> None:
     """Raise an error if the student does not fit teacher, data or settings; nothing is trained yet."""
     data, loss, teacher = objective.teacher.data, objective.loss, objective.teacher
     config.per_member("label_smoothing", trained_members(model))

@@ -12,6 +12,7 @@ from enfold.method_files import class_names, find_class
 if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.ensembles.bagging import Bagging as Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble as BatchEnsemble
+    from enfold.ensembles.boosting import Boosting as Boosting
     from enfold.ensembles.deep_ensemble import DeepEnsemble as DeepEnsemble
     from enfold.ensembles.fge import FGE as FGE
     from enfold.ensembles.film_ensemble import FiLMEnsemble as FiLMEnsemble
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.ensembles.multi_swa import MultiSWA as MultiSWA
     from enfold.ensembles.packed_ensemble import PackedEnsemble as PackedEnsemble
     from enfold.ensembles.papa import PAPA as PAPA
+    from enfold.ensembles.repulsive_ensemble import RepulsiveEnsemble as RepulsiveEnsemble
     from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble as SnapshotEnsemble
     from enfold.ensembles.subspace_sampling import SubspaceSampling as SubspaceSampling
     from enfold.ensembles.swa import SWA as SWA

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from enfold import ensembles
 from enfold.arguments import arguments_of
-from enfold.data.batches import Batch
 from enfold.data.convert import Examples
 from enfold.ensemble import Ensemble, predict_outputs
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -22,6 +20,7 @@ from enfold.networks import MLP
 from enfold.seeds import derive, generator, seed_scope
 from enfold.tasks import Prediction, Task
 from enfold.train import TrainConfig, fit
+from enfold.train.example_weights import WeightedLoss
 from enfold.train.objective import TaskLoss
 
 try:
@@ -36,28 +35,6 @@ Table = Any
 """Rows and columns: an array or a DataFrame."""
 Array = np.ndarray[Any, Any]
 Network = Callable[[int, int], nn.Module]
-
-
-@dataclass(frozen=True)
-class WeightedLoss:
-    """The loss of a task in which each training row has a weight, (1/B) Σ w l for weights of mean 1.
-
-    Args:
-        loss: The loss of the task.
-        weights: One weight per row, (N,).
-    """
-
-    loss: TaskLoss
-    weights: Tensor
-
-    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the loss of each member, (M,)."""
-        weights = self.weights[batch.indices]
-        return self.loss(model, replace(batch, weights=weights)) * weights.mean(-1)
-
-    def member(self, index: int) -> WeightedLoss:
-        """Return the loss of one member."""
-        return replace(self, loss=self.loss.member(index))
 
 
 class NetworkEstimator(BaseEstimator):  # type: ignore[misc]

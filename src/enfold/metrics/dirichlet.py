@@ -13,6 +13,7 @@ They equal the result of `decomposition` for an infinite ensemble of members dra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,13 +59,18 @@ def log_beta(alphas: Tensor) -> Tensor:
     return torch.lgamma(alphas).sum(-1) - torch.lgamma(alphas.sum(-1))
 
 
-def dirichlet_uncertainty(alphas: Tensor) -> DirichletUncertainty:
-    """Return the uncertainties (3) to (7) of Dirichlet distributions with concentrations (..., C)."""
+def dirichlet_uncertainty(alphas: Tensor, digamma: Callable[[Tensor], Tensor] = torch.digamma) -> DirichletUncertainty:
+    """Return the uncertainties (3) to (7) of Dirichlet distributions with concentrations (..., C).
+
+    Args:
+        alphas: The concentrations.
+        digamma: The function ψ.
+    """
     alphas = alphas.double()
     precision = alphas.sum(-1)  # (...)
     mean = alphas / precision[..., None]
     total = torch.special.entr(mean).sum(-1)  # (3)
-    moments = torch.digamma(alphas + 1) - torch.digamma(precision + 1)[..., None]
+    moments = digamma(alphas + 1) - digamma(precision + 1)[..., None]
     aleatoric = -(mean * moments).sum(-1)  # (4)
     epistemic = (total - aleatoric).clamp(min=0.0)  # (5)
     epkl = (alphas.shape[-1] - 1) / precision  # (6)

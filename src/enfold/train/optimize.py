@@ -92,12 +92,20 @@ class Optimizer:
         for group in self.inner.param_groups:
             group["lr"] = group["base_lr"] * rate_factor
         scaler.unscale_(self.inner) if scaler.is_enabled() else None
-        self._apply_group_options()
-        if self.config.clip_norm is not None:
-            self._clip(self.config.clip_norm)
+        self.prepare_gradients()
         scaler.step(self.inner)  # self.inner.step() if scaling is disabled
         scaler.update()
         self.clear()
+
+    def prepare_gradients(self) -> None:
+        """Apply the options of groups to the gradients, and clip them; before a step of `inner` by another loop."""
+        self._apply_group_options()
+        if self.config.clip_norm is not None:
+            self.clip(self.config.clip_norm)
+
+    def replace(self, inner: torch.optim.Optimizer) -> None:
+        """Use another optimizer of the same parameters."""
+        self.inner = inner
 
     def _find_used(self) -> dict[int, list[bool]]:
         """Return which members used a parameter, for those that some did not use; these are split from now on."""
@@ -150,7 +158,8 @@ class Optimizer:
                 parameter.grad = None
                 take_used(parameter)
 
-    def _clip(self, limit: float) -> None:
+    def clip(self, limit: float) -> None:
+        """Clip the norm of the gradients of each member, and of those that members have in common."""
         owned = [p.grad for g in self.groups if g["member_axis"] for p in g["params"] if p.grad is not None]
         shared = [p for g in self.groups if not g["member_axis"] for p in g["params"]]
         if shared:

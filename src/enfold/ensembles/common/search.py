@@ -27,7 +27,7 @@ from enfold.train.diversity import LowDiversityWarning
 
 
 class FewerCandidatesWarning(UserWarning):
-    """A search selected fewer different networks than `num_members`."""
+    """Training gave fewer different networks than `num_members`: a search selected fewer, or boosting ended."""
 
 
 class Setting(NamedTuple):
