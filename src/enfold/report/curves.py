@@ -88,8 +88,8 @@ def _members(trainings: Sequence[Training]) -> Figure:
         title="Training of the members",
         caption=(
             f"Thin lines: one member each ({number} members, {seeds} seed{'s' if seeds > 1 else ''}), training loss on "
-            f"the left, validation {loss} on the right. Thick lines: the {loss} of their mean prediction. Epoch 0 is before "
-            "training. If thin lines still fall at the end, members have not converged, and further training alone "
+            f"the left, validation {loss} on the right. Thick lines: the {loss} of their mean prediction. Epoch 0 is "
+            "before training. If thin lines still fall at the end, members have not converged, and further training alone "
             "improves them; the gap between thin and thick lines is the gain of the ensemble."
         ),
         alt=f"Learning curves of {number} members over {trainings[0].done} epochs: training loss and validation {loss}",
@@ -104,8 +104,8 @@ def _others(trainings: Sequence[Training]) -> Figure:
         title="Training of steps and controls",
         caption=(
             f"Validation {loss} after each epoch, one line per seed (mean over members of efficient ensembles); epoch "
-            "0 is the initialization. A distilled network below its control gains more from the ensemble than from more "
-            "epochs."
+            "0 is the initialization. A distilled network below its control gains more from the ensemble than from "
+            "more epochs."
         ),
         alt=f"Validation {loss} by epoch of {', '.join(stages)}",
         svg=draw_svg(lambda: draw_others(trainings, stages), "learning curves"),

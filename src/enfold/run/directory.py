@@ -262,13 +262,14 @@ class RunDirectory:
         """Store the predictions of a model, so that any metric can be computed later without running it."""
         self.require_folder()
         tensors: dict[str, torch.Tensor] = {}
-        about: dict[str, str] = {}
+        about: dict[str, Any] = {}
         for part, predictions in parts.items():
             values, what = to_tensors(predictions)
             tensors |= {f"{part}/{name}": value for name, value in values.items()}
-            about |= {} if what == {"kind": "Predictions"} else {part: json.dumps(what)}
+            about |= {} if what == {"kind": "Predictions"} else {part: what}
         with atomic_path(self.path / "predictions" / f"{label}.safetensors") as temporary:
-            save_file(tensors, temporary, about or None)
+            # One entry, as the order of several would differ from file to file.
+            save_file(tensors, temporary, {"about": json.dumps(about)} if about else None)
 
     def read_predictions(self, label: str) -> dict[str, Any] | None:
         """Return the stored predictions of a model by split; None if there are none."""
@@ -277,7 +278,7 @@ class RunDirectory:
             return None
         try:
             with safe_open(path, "pt") as file:
-                about = {part: json.loads(text) for part, text in (file.metadata() or {}).items()}
+                about = json.loads((file.metadata() or {}).get("about", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
         except (SafetensorError, ValueError):  # damaged: computed again
             return None
