@@ -89,8 +89,8 @@ def _members(trainings: Sequence[Training]) -> Figure:
         caption=(
             f"Thin lines: one member each ({number} members, {seeds} seed{'s' if seeds > 1 else ''}), training loss on "
             f"the left, validation {loss} on the right. Thick lines: the {loss} of their mean prediction. Epoch 0 is "
-            "before training. If thin lines still fall at the end, members have not converged, and further training alone "
-            "improves them; the gap between thin and thick lines is the gain of the ensemble."
+            "before training. If thin lines still fall at the end, members have not converged, and further training "
+            "alone improves them; the gap between thin and thick lines is the gain of the ensemble."
         ),
         alt=f"Learning curves of {number} members over {trainings[0].done} epochs: training loss and validation {loss}",
         svg=draw_svg(lambda: draw_members(trainings), "learning curves"),
