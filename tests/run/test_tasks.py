@@ -170,6 +170,7 @@ def test_killed_and_resumed_to_the_same_bits(enfold, interrupted, folder, tabula
     assert digests(out) == digests(tabular)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_command(enfold, tabular):
     assert enfold("distill", tabular, "kd", "--label", "noisy", "--perturb", "gaussian").code == 0
     assert enfold("merge", tabular, "weight-matching", "--label", "matched").code == 0
@@ -200,6 +201,7 @@ def test_a_dry_run(enfold, folder):
     assert not (folder / "none").exists()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_pixels(enfold, interrupted, folder):
     out, again = folder / "dense", folder / "again"
     assert enfold("run", folder / "dense.yaml", out).code != 0  # needs trust
