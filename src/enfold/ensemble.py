@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,23 @@ from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.runner import MemberView, Runner
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
+from enfold.metrics.predictions import RowPredictions
 from enfold.metrics.weights import Weights, as_weights, mean_log_probs
 from enfold.tasks import Prediction, Task, as_task, remember_task, shared_task
 from enfold.tasks.memory import TASK
 
 if TYPE_CHECKING:
     from enfold.data import Data
+    from enfold.loggers import Log, LoggerLike
     from enfold.train.config import TrainConfig
-    from enfold.train.history import History
+    from enfold.train.history import Epoch, History
     from enfold.train.objective import Objective
     from enfold.train.optimize import Optimizer
 
 __all__ = ["Ensemble", "MemberView", "Prediction"]
 
 
+P = TypeVar("P", bound=RowPredictions)
 WEIGHTS = "member_weights"  # in a state dict
 
 
@@ -45,6 +48,12 @@ def predict_outputs(model: nn.Module, task: Task, outputs: Tensor) -> Prediction
     """Return what outputs of a network, or of the members of an ensemble with its weights, predict together."""
     weights = model.member_weights if isinstance(model, Ensemble) else None
     return task.predict(outputs) if weights is None else task.predict(outputs, weights)
+
+
+def with_member_weights(model: nn.Module, found: P) -> P:
+    """Return predictions with the weights of the ensemble that made them."""
+    weights = model.member_weights if isinstance(model, Ensemble) else None
+    return found if weights is None else found.with_weights(weights)
 
 
 def set_model_output(model: nn.Module, function: Callable[[Any], Tensor]) -> None:
@@ -267,7 +276,15 @@ class Ensemble(Runner):
         return self.objective(config) is None and type(self).fit_members is Ensemble.fit_members
 
     def fit_members(
-        self, data: Data, config: TrainConfig, *, checkpoint: Path | None, title: str, quiet: bool
+        self,
+        data: Data,
+        config: TrainConfig,
+        *,
+        checkpoint: Path | None,
+        title: str,
+        quiet: bool,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        logger: LoggerLike | Log = None,
     ) -> History | None:
         """Train in a way of the method's own, and return the history; None: `fit` trains by its loop."""
         return None

@@ -17,10 +17,11 @@ from enfold.data.unpack import Unpack
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
 from enfold.engines.runner import MemberView, network_logits
-from enfold.ensemble import Ensemble, called_network
+from enfold.ensemble import Ensemble, called_network, with_member_weights
 from enfold.errors import EnfoldError
 from enfold.metrics import TABLES, calibrated_scores, gain_recovered, metrics_for, per_member
 from enfold.metrics.predictions import Predictions, RowPredictions
+from enfold.metrics.theory_scores import theory_scores
 from enfold.tasks import Rows, StudentTask, TaskLike, as_task, task_of
 
 
@@ -91,11 +92,7 @@ def predict(
             "pass a DataLoader, a list or tensors, not a generator that is used up"
         )
     found = known.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
-    return (
-        found.with_weights(model.member_weights)
-        if isinstance(model, Ensemble) and model.member_weights is not None
-        else found
-    )
+    return with_member_weights(model, found)
 
 
 def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
@@ -181,6 +178,7 @@ def evaluate(
     *,
     reference: nn.Module | None = None,
     name: str | None = None,
+    theory: bool = False,
     task: TaskLike = None,
     unpack: Unpack | None = None,
 ) -> Row:
@@ -192,6 +190,8 @@ def evaluate(
         val: Validation examples, on which a temperature or a scale is fitted for the calibrated scores (`cnll`).
         reference: The ensemble that the model was made from; the row then has the gain recovered.
         name: The name of the row; the default is the class of the model.
+        theory: Add what the theory of averaging says about an ensemble, such as the accuracy of the majority vote and
+            Masegosa's variance; `enfold.metrics.theory_scores` has the list.
         task: What the outputs mean; None for the task that the model or the reference was trained for, or to infer it.
             A reference that was trained for a task has that one.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
@@ -207,7 +207,7 @@ def evaluate(
         task = None if taught is None else StudentTask(teacher=taught)
     own = predict(model, data.test, task=task)
     validation = predict(model, data.val, task=task) if has_examples(data.val) else None
-    scores = score(own, validation)
+    scores = score(own, validation) | (theory_scores(own) if theory else {})
     gain = None
     if reference is not None:
         known = task_of(reference)

@@ -33,6 +33,7 @@ from enfold.io.files import atomic_path, parsing, sha256
 from enfold.io.manifest import CONFIG, LIBRARY, VALUES, all_integers, described_model, model_files, unreadable
 from enfold.io.manifest import FORMAT as FORMAT
 from enfold.io.manifest import read_manifest as read_manifest
+from enfold.io.tensors import check_header
 from enfold.io.usercode import PREFIX
 from enfold.networks import factory
 from enfold.tasks import task_of
@@ -255,6 +256,7 @@ def _ensemble_class(name: str, where: object = None) -> type[Ensemble]:
 
 def _require_modest(manifest: dict[str, Any], path: Path, *, own: bool) -> None:
     """Refuse a manifest that describes much more than its file contains, before anything is made."""
+    check_header(path)
     with parsing(path, "a safetensors file", "save it again"), safe_open(path, "pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dictionary
     held = sum(math.prod(shape) for shape in shapes)

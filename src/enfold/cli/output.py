@@ -35,6 +35,21 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     )
 
 
+def show_theory(rows: dict[str, Any]) -> None:
+    """Print the scores of the theory of averaging of all ensembles."""
+    from rich.table import Table
+
+    from enfold.report.theory import theory_table
+
+    header, cells = theory_table(rows)
+    table = Table(title="theory of averaging, test data", title_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="right" if index else "left")
+    for row in cells:
+        table.add_row(*row)
+    console().print(table)
+
+
 def show_members(recipe: Recipe, checkpoints: dict[str, Any]) -> None:
     """Print the file and validation scores of each member that came from a checkpoint."""
     from enfold.evaluate import shown

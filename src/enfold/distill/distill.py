@@ -31,6 +31,7 @@ from enfold.ensemble import Ensemble, called_network, set_model_output, set_mode
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits, predict
 from enfold.io.files import part_file
+from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.tasks import (
     Classification,
     Inferred,
@@ -50,6 +51,7 @@ Student = Callable[[], nn.Module] | Ensemble
 Init = nn.Module | Literal["random"]
 
 
+@logged
 def distill(
     teacher: nn.Module | Sequence[nn.Module] | CachedTeacher | OutOfFoldTeacher,
     train: Examples,
@@ -65,6 +67,7 @@ def distill(
     checkpoint: str | Path | None = None,
     cache: str | Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     title: str | None = None,
     quiet: bool = False,
     unpack: Unpack | None = None,
@@ -95,7 +98,8 @@ def distill(
         checkpoint: A file that is written after every epoch. If it exists, training continues from it to the same
             bits; other data, teachers, weights or settings are refused.
         cache: A folder for the teacher's logits, which are computed once if inputs never change.
-        on_epoch: Called with the record of every epoch.
+        on_epoch: Called with the record of every epoch, an `Epoch`.
+        logger: Where settings and metrics are logged to, as for `fit`.
         title: The name on the progress bar.
         quiet: Show no progress bar.
         unpack: A function that splits a batch, as for `fit`.
@@ -113,6 +117,7 @@ def distill(
         UnchangedWarning: If no epoch had a lower validation NLL than the start, which is then the result.
     """
     refuse_inference_mode("distill")
+    log = as_log(logger)
     require(train, "train", "distill")
     loss = KD() if loss is None else loss
     _check_arguments(student, init, loss, perturb, weight_penalty, penalty_reduction, config)
@@ -153,6 +158,7 @@ def distill(
             checkpoint=checkpoint and part_file(Path(checkpoint), "first"),
             cache=cache,
             on_epoch=on_epoch,
+            logger=log.part("first_stage"),
             title=f"{title}, first stage",
             quiet=quiet,
         )
@@ -181,6 +187,7 @@ def distill(
             objective=objective,
             checkpoint=checkpoint,
             on_epoch=on_epoch,
+            logger=log,
             title=title,
             quiet=quiet,
             evaluated_model=loss.evaluated_model,

@@ -22,7 +22,7 @@ from enfold.distill.perturbation import Perturbation
 from enfold.distill.teacher import as_teacher, count_members
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.outputs import at_least_float32
-from enfold.ensemble import Ensemble, called_network, set_model_output
+from enfold.ensemble import Ensemble, called_network, set_model_output, with_member_weights
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import member_logits
 from enfold.metrics import FewExamplesWarning, RowPredictions, metrics_for
@@ -181,7 +181,7 @@ class OuterLoop:
             return outputs, None
         rows = task.flatten(outputs, batch.target)
         self.rows.append(Rows(rows.values.cpu(), rows.targets.cpu()))
-        return outputs, task.predictions(self.rows[-1])
+        return outputs, with_member_weights(self.evaluated_model, task.predictions(self.rows[-1]))
 
     def evaluate_rows(self) -> dict[str, float]:
         """Return the metrics of all batches since the last call: the headline and the criterion."""
@@ -190,6 +190,7 @@ class OuterLoop:
             return {}
         values, targets = torch.cat([each.values for each in rows], dim=1), torch.cat([each.targets for each in rows])
         found = current_task(self.task).predictions(Rows(values, targets))
+        found = with_member_weights(self.evaluated_model, found)
         table = metrics_for(found)
         names = dict.fromkeys([*found.headline, found.criterion])
         with warnings.catch_warnings():

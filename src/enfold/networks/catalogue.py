@@ -13,6 +13,7 @@ from torch import nn
 
 from enfold.errors import EnfoldError, closest
 from enfold.networks.arguments import positive_tuple, require_positive
+from enfold.networks.bottleneck_resnet import BottleneckResNet
 from enfold.networks.medium_cnn import MediumCNN, SmallCNN
 from enfold.networks.mlp import MLP
 from enfold.networks.resnet import ResNet
@@ -27,6 +28,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "medium-cnn": MediumCNN,
     "resnet": ResNet,
     "resnet20": ResNet,
+    "resnet50": BottleneckResNet,
     "wide-resnet": WideResNet,
     "vit": ViT,
 }

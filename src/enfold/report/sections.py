@@ -18,6 +18,7 @@ from enfold.report.figure import draw, kind_of, read_points
 from enfold.report.metric_columns import TITLES
 from enfold.report.svg import draw_svg
 from enfold.report.table import format_gain, row_title, table_rows
+from enfold.report.theory import theory_blocks
 from enfold.report.uncertainty_blocks import (
     FOLDER,
     calibration_blocks,
@@ -229,6 +230,7 @@ SECTIONS: tuple[Builder, ...] = (
     section_per_run("coverage", "Selective prediction", "", coverage_blocks),
     section_per_run("corruptions", "Corrupted inputs", "", corruption_blocks),
     section_per_run("ood", "OOD detection", "", ood_blocks),
+    section_per_run("theory", "Theory of averaging", "", theory_blocks),
     section_per_run("curves", "Learning curves", "", curve_blocks),
     section_per_run(
         "examples",

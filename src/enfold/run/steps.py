@@ -31,6 +31,7 @@ from enfold.merge import average, weight_matching
 from enfold.run.recipe import code_in
 from enfold.run.specs import STARTS, StepSpec
 from enfold.run.step_methods import (
+    COMPRESS,
     fill_options,
     is_ensemble_student,
     is_trained,
@@ -68,6 +69,8 @@ def make_step(
     details["step"] = {"method": step.method, **step.options}
     used = members[: step.first]
     make = {"ensemble": _train_ensemble, "merge": _merge, "distill": _distill}[step.family or ""]
+    if step.method == COMPRESS:
+        make = _compress
     with reporting(_name(step), always=is_user_code(step)):
         return make(run, step, used, checkpoint, details)
 
@@ -137,6 +140,21 @@ def _merge(run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path
     if task_of(merged) is None:  # of a function of the user
         set_model_task(merged, members.task)
     return merged  # type: ignore[no-any-return]
+
+
+def _compress(
+    run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path, details: dict[str, Any]
+) -> nn.Module:
+    """Search for the network to ship, and write the table and the explanation beside the results."""
+    method = method_of(step)
+    config = run.recipe.step_config(step, run.seed, run.device)
+    folder = run.run.path / step.label
+    result = method.target(members, run.data, config=config, checkpoint=folder / "trials", **method.check(step.options))
+    result.save(folder)
+    details["start"], details["recommendation"] = "the best member", result.recommendation
+    network: nn.Module = result.network
+    _require_network(step, network, members)
+    return network
 
 
 def _require_network(step: StepSpec, merged: Any, members: DeepEnsemble) -> None:
