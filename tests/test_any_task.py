@@ -417,7 +417,7 @@ def test_perturbations_of_two_inputs(perturbation):
     settings["student"] = DeepEnsemble([PROBLEMS["classes"].network(seed=seed) for seed in range(2, 4)])
     perturb = methods("perturb")[perturbation].target()
     if perturbation == "cutmix":
-        with pytest.raises(EnfoldError, match="perturb.*images"):
+        with pytest.raises(EnfoldError, match=r"perturb.*images"):
             enfold.distill(teacher, batches, perturb=perturb, **settings)
         return
     found = enfold.distill(teacher, batches, perturb=perturb, **settings)
