@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGES = {
     "dict_batches": "transformers",
     "graphs": "torch_geometric",
+    "lora_adapters": "peft",
     "lightning_module": "lightning",
     "segmentation": "monai",
     "sklearn_estimators": "pandas",
