@@ -65,6 +65,7 @@ def predict(
     known = as_task(task if task is not None else task_of(model))
     values: list[Tensor] = []
     targets: list[Tensor] = []
+    ignored = 0
     with eval_mode(model):
         for inputs, batch_targets, _ in evaluation_batches(part, batch_size):
             try:
@@ -75,10 +76,16 @@ def predict(
                 raise
             known = known.resolve(outputs, batch_targets)
             if known.is_ignored(outputs, batch_targets):
+                ignored += 1
                 continue
             rows = known.flatten(outputs, to_device(batch_targets, device))
             values.append(rows.values.cpu())
             targets.append(rows.targets.cpu())
+    if not values and ignored:
+        raise EnfoldError(
+            f"examples must have a target that is not ignored, got {ignored} batches in which all are: check "
+            f"ignore_index of task='{known.name}'"
+        )
     if not values:
         raise EnfoldError(
             "there must be examples to predict, got none: "

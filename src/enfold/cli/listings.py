@@ -136,7 +136,7 @@ def data_table(rows: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["name"],
             "yes" if row["present"] else "no",
-            str(row["classes"]),
+            str(row["classes"] or "-"),
             shape,
             sizes,
             row["description"],

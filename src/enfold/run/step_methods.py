@@ -78,7 +78,7 @@ def default_settings(step: StepSpec) -> dict[str, Any] | None:
     config = None if is_user_code(step) else getattr(_module_of(step), "PUBLISHED", None)
     if not isinstance(config, TrainConfig):
         return None
-    return {name: value for name, value in vars(config).items() if name not in ("seed", "device")}
+    return {name: value for name, value in vars(config).items() if name not in ("seed", "device", "task")}
 
 
 def count_trainings(step: StepSpec, num_members: int) -> int:

@@ -20,7 +20,7 @@ from enfold.distill.distill import Init
 from enfold.distill.losses.hydra import Hydra
 from enfold.distill.losses.one_to_one import OneToOne
 from enfold.engines.initialization import initialize_member
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one.reconstruct import reconstruct
@@ -43,6 +43,7 @@ from enfold.run.step_methods import (
     student_method,
 )
 from enfold.saving import load
+from enfold.tasks import task_of
 from enfold.train import fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.loop import Fit
@@ -136,6 +137,8 @@ def _merge(run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path
     given = {name: value for name, value in inputs.items() if name in method.inputs and value is not None}
     merged = method.target(models=members, **given, **options)
     _require_network(step, merged, members)
+    if task_of(merged) is None:  # of a function of the user
+        set_model_task(merged, members.task)
     return merged  # type: ignore[no-any-return]
 
 
