@@ -20,7 +20,9 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGES = {
     "dict_batches": "transformers",
     "graphs": "torch_geometric",
+    "huggingface_trainer": "datasets",
     "lightning_module": "lightning",
+    "lora_adapters": "peft",
     "segmentation": "monai",
     "sklearn_estimators": "pandas",
     "tabular_regression": "rtdl_revisiting_models",

@@ -113,7 +113,10 @@ def run_once(
     """Return the outputs, buffers and modified parameters, and with `grad` the gradients of parameters and inputs."""
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         fixed = {name for name in skeleton.parameters if name not in skeleton.written}
-        state = {name: tensor.detach() if name in fixed else tensor.clone() for name, tensor in values.items()}
+        state = {  # tensors made in inference mode cannot require gradients
+            name: tensor.detach() if name in fixed and not tensor.is_inference() else tensor.clone()
+            for name, tensor in values.items()
+        }
         leaves = {name: state[name].requires_grad_() for name in skeleton.trainable & state.keys() if grad}
         versions = {name: tensor._version for name, tensor in state.items()}
         rows = clone(rows)
