@@ -1,4 +1,4 @@
-"""Export: three networks for handwritten digits, calibrated, as one ONNX file with probabilities and uncertainty.
+"""Export: three networks for images of clothes, calibrated, as one ONNX file with probabilities and uncertainty.
 
 The file takes bytes, because it contains the normalization, and needs neither torch nor enfold where it is used.
 """
@@ -12,20 +12,20 @@ from enfold.networks import MLP
 
 def main() -> None:
     """Train, export, quantize, and predict by ONNX Runtime alone."""
-    data = enfold.data.load("digits")
-    ensemble = enfold.DeepEnsemble(lambda: MLP(64, [64], 10), 3)
-    enfold.fit(ensemble, data, epochs=15, lr=3e-3, quiet=True)
-    net = enfold.distill(ensemble, data, epochs=15, lr=1e-3, quiet=True)
+    data = enfold.data.load("fashion-mini")
+    ensemble = enfold.DeepEnsemble(lambda: MLP(784, [64], 10), 3)
+    enfold.fit(ensemble, data, epochs=3, lr=3e-3, quiet=True)
+    net = enfold.distill(ensemble, data, epochs=3, lr=1e-3, quiet=True)
     print(enfold.evaluate(ensemble, data, name="ensemble"))
     print(enfold.evaluate(net, data, reference=ensemble, name="distilled"))
 
     calibrated = enfold.calibrate(ensemble, data.val)
     inputs = data.test.inputs[:32]
-    print(enfold.export(calibrated, "runs/digits.onnx", example=inputs, preprocess=data))
+    print(enfold.export(calibrated, "runs/clothes.onnx", example=inputs, preprocess=data))
 
     small = enfold.export(
         net,
-        "runs/digits-int8.onnx",
+        "runs/clothes-int8.onnx",
         example=inputs,
         preprocess=data,
         task="classification",
@@ -35,7 +35,7 @@ def main() -> None:
     )
     print(small)
 
-    session = onnxruntime.InferenceSession("runs/digits.onnx")
+    session = onnxruntime.InferenceSession("runs/clothes.onnx")
     probabilities, entropy, mutual_information = session.run(None, {"input": inputs.numpy()})
     least = int(mutual_information.argmax())
     print(
