@@ -65,13 +65,13 @@ def make_trainer(epochs: int, **options: object) -> pl.Trainer:
 
 def main() -> None:
     """Train, distil, collect and compare."""
-    warnings.filterwarnings("ignore", "The .* does not have many workers")
+    warnings.filterwarnings("ignore", module="lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     pl.seed_everything(0)
     data = Mini()
     module = EnsembleModule(enfold.DeepEnsemble(make_net, 3), lr=3e-3)
     make_trainer(6).fit(module, data)
-    student = DistillModule(make_net(), module.ensemble, loss=enfold.KD(temperature=2.0), lr=3e-3)
+    student = DistillModule(module.ensemble.member(0), module.ensemble, loss=enfold.KD(temperature=2.0), lr=3e-3)
     make_trainer(6).fit(student, data)
 
     own = Classifier()

@@ -411,11 +411,18 @@ def test_every_distillation_loss(loss, name):
 
 
 @pytest.mark.parametrize("perturbation", methods("perturb"))
-def test_perturbations_of_other_inputs_than_one_tensor_are_refused(perturbation):
-    networks, batches = [PROBLEMS["classes"].network(seed=seed) for seed in range(2)], loader("classes")
+def test_perturbations_of_two_inputs(perturbation):
+    batches, settings = loader("classes"), {"epochs": 1, "quiet": True}
+    teacher = DeepEnsemble([PROBLEMS["classes"].network(seed=seed) for seed in range(2)])
+    settings["student"] = DeepEnsemble([PROBLEMS["classes"].network(seed=seed) for seed in range(2, 4)])
     perturb = methods("perturb")[perturbation].target()
-    with pytest.raises(EnfoldError, match="perturb"):
-        enfold.distill(networks, batches, perturb=perturb, epochs=1, quiet=True)
+    if perturbation == "cutmix":
+        with pytest.raises(EnfoldError, match=r"perturb.*images"):
+            enfold.distill(teacher, batches, perturb=perturb, **settings)
+        return
+    found = enfold.distill(teacher, batches, perturb=perturb, **settings)
+    plain = enfold.distill(teacher, batches, **settings)
+    assert not all(torch.equal(*pair) for pair in zip(found.parameters(), plain.parameters(), strict=True))
 
 
 @every_task

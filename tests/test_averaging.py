@@ -148,3 +148,13 @@ def test_cached_teachers_have_weights(tmp_path):
     settings = {"init": members[2], "epochs": 1, "batch_size": 20, "select": "last", "quiet": True}
     found = enfold.distill(teacher, (X, Y), **settings).state_dict()
     torch.testing.assert_close(found, enfold.distill(DeepEnsemble(members, weights=W), (X, Y), **settings).state_dict())
+
+
+def test_an_exported_ensemble_has_its_weights(tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    ensemble = DeepEnsemble(networks(), weights=W)
+    enfold.export(ensemble, tmp_path / "e.onnx", example=X[:5])
+    session = runtime.InferenceSession(tmp_path / "e.onnx")
+    found = session.run(["probabilities"], {session.get_inputs()[0].name: X[:5].numpy()})[0]
+    torch.testing.assert_close(torch.from_numpy(found), ensemble.predict(X[:5]).mean, rtol=1e-4, atol=1e-5)

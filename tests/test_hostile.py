@@ -166,6 +166,6 @@ def test_patterns_find_files_and_stop_in_large_folders(tmp_path, monkeypatch):
     assert found("**/*.pt") == ["[1].pt", "a/b/y.pt", "a/x.pt", "z.pt"]
     assert found(f"{tmp_path}/a/*.pt") == [f"{tmp_path}/a/x.pt"]
     assert found("a/../z*.pt") == ["a/../z.pt"]
-    monkeypatch.setattr("enfold.io.checkpoints.MOST", 3)
+    monkeypatch.setattr("enfold.io.patterns.MOST", 3)
     with pytest.raises(EnfoldError, match="checkpoint pattern"):
         matching_files("**/*.pt")

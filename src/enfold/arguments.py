@@ -40,6 +40,7 @@ INPUTS = frozenset(
         "checkpoint",
         "cache",
         "on_epoch",
+        "logger",
         "quiet",
         "title",
         "unpack",

@@ -37,6 +37,7 @@ from enfold.tasks import (
     TaskLike,
     as_task,
     current_task,
+    task_of,
 )
 
 SMALLEST = 1e-12  # variance: quantiles may be equal
@@ -147,14 +148,14 @@ def calibrate(
     Args:
         model: A network or an ensemble. It is part of the result and not copied.
         val: Validation examples, which were not used for training.
-        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
+        task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         batch_size: Examples per forward pass, where `val` is no loader.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
     """
     require(val, "val", "calibrate")
     if isinstance(model, Calibrated):  # fits the factor again
         return calibrate(model.model, val, task or model.model_task, batch_size=batch_size, unpack=unpack)
-    known = FirstBatchTask(given=as_task(task if task is not None else getattr(model, "task", None)))
+    known = FirstBatchTask(given=as_task(task if task is not None else task_of(model)))
     found = predict(model, val, batch_size, task=known, unpack=unpack)
     factor = fit_scale(found) if isinstance(found, RegressionPredictions) else fit_temperature(found)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,23 @@ from enfold.engines.parameters import Decay, decay_groups
 from enfold.engines.runner import MemberView, Runner
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
+from enfold.metrics.predictions import RowPredictions
 from enfold.metrics.weights import Weights, as_weights, mean_log_probs
-from enfold.tasks import Prediction, Task, as_task
+from enfold.tasks import Prediction, Task, as_task, remember_task, shared_task
+from enfold.tasks.memory import TASK
 
 if TYPE_CHECKING:
     from enfold.data import Data
+    from enfold.loggers import Log, LoggerLike
     from enfold.train.config import TrainConfig
-    from enfold.train.history import History
+    from enfold.train.history import Epoch, History
     from enfold.train.objective import Objective
     from enfold.train.optimize import Optimizer
 
 __all__ = ["Ensemble", "MemberView", "Prediction"]
 
 
+P = TypeVar("P", bound=RowPredictions)
 WEIGHTS = "member_weights"  # in a state dict
 
 
@@ -46,9 +50,23 @@ def predict_outputs(model: nn.Module, task: Task, outputs: Tensor) -> Prediction
     return task.predict(outputs) if weights is None else task.predict(outputs, weights)
 
 
+def with_member_weights(model: nn.Module, found: P) -> P:
+    """Return predictions with the weights of the ensemble that made them."""
+    weights = model.member_weights if isinstance(model, Ensemble) else None
+    return found if weights is None else found.with_weights(weights)
+
+
 def set_model_output(model: nn.Module, function: Callable[[Any], Tensor]) -> None:
     """Set the function that selects the output of a network, or of the networks of an ensemble."""
     model.set_output(function) if isinstance(model, Ensemble) else set_output(model, function)
+
+
+def set_model_task(model: nn.Module, task: Task | None) -> None:
+    """Set the task that a network or an ensemble was trained for."""
+    if isinstance(model, Ensemble):
+        model.task = task
+    else:
+        remember_task(model, task)
 
 
 class Ensemble(Runner):
@@ -67,12 +85,16 @@ class Ensemble(Runner):
 
     notice: str = ""  # a remark about the members for tables and reports
     task: Task | None = None
-    """What the outputs mean; `fit` sets it, and `predict` uses it. None: logits of classes, (M, B, C)."""
+    """What the outputs mean; `fit` sets it, and `predict` uses it. None: unknown, read as logits of classes."""
 
     def __init__(self, network: nn.Module | Sequence[nn.Module], num_members: int, engine: EngineName = "auto") -> None:
         if num_members < 1:
             raise EnfoldError(f"num_members must be at least 1, got {num_members}: pass num_members >= 1")
-        super().__init__([network] if isinstance(network, nn.Module) else list(network), num_members, engine)
+        networks = [network] if isinstance(network, nn.Module) else list(network)
+        super().__init__(networks, num_members, engine)
+        self.task = shared_task(networks)
+        for code in self.codes:  # copies of the networks
+            vars(code.network).pop(TASK, None)
         self._member_weights: Weights = None
 
     # Prediction
@@ -177,7 +199,11 @@ class Ensemble(Runner):
         index = self._index(index)
         code = self.codes[index] if len(self.codes) > 1 else self.skeleton
         with self.exclusive():
-            return code.materialise({name: tensor[index] for name, tensor in self.expand().items()})
+            return self._with_task(code.materialise({name: tensor[index] for name, tensor in self.expand().items()}))
+
+    def _with_task(self, network: nn.Module) -> nn.Module:
+        remember_task(network, self.task)
+        return network
 
     def _index(self, index: int) -> int:
         if not -self.num_members <= index < self.num_members:
@@ -193,7 +219,7 @@ class Ensemble(Runner):
 
     def network(self, state: State) -> nn.Module:
         """Return a network of the user's class with copies of these values, in the mode of the ensemble."""
-        return self.skeleton.materialise(state)
+        return self._with_task(self.skeleton.materialise(state))
 
     def mean_state(self) -> State:
         """Return the mean of the members' values; counters and index buffers, which have no mean, are member 0's."""
@@ -250,7 +276,15 @@ class Ensemble(Runner):
         return self.objective(config) is None and type(self).fit_members is Ensemble.fit_members
 
     def fit_members(
-        self, data: Data, config: TrainConfig, *, checkpoint: Path | None, title: str, quiet: bool
+        self,
+        data: Data,
+        config: TrainConfig,
+        *,
+        checkpoint: Path | None,
+        title: str,
+        quiet: bool,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        logger: LoggerLike | Log = None,
     ) -> History | None:
         """Train in a way of the method's own, and return the history; None: `fit` trains by its loop."""
         return None

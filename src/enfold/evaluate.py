@@ -17,11 +17,12 @@ from enfold.data.unpack import Unpack
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
 from enfold.engines.runner import MemberView, network_logits
-from enfold.ensemble import Ensemble, called_network
+from enfold.ensemble import Ensemble, called_network, with_member_weights
 from enfold.errors import EnfoldError
 from enfold.metrics import TABLES, calibrated_scores, gain_recovered, metrics_for, per_member
 from enfold.metrics.predictions import Predictions, RowPredictions
-from enfold.tasks import Rows, StudentTask, TaskLike, as_task
+from enfold.metrics.theory_scores import theory_scores
+from enfold.tasks import Rows, StudentTask, TaskLike, as_task, task_of
 
 
 def member_logits(model: nn.Module, inputs: Any) -> Tensor:
@@ -53,7 +54,7 @@ def predict(
         examples: Examples with targets: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of
             `enfold.data.load`, of which the test split is used.
         batch_size: Examples per forward pass, where `examples` is no loader; about 1,000 are fastest.
-        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
+        task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
@@ -61,9 +62,10 @@ def predict(
     """
     part = as_split(examples, "test", batch_size, unpack=unpack, network=called_network(model))
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    known = as_task(task if task is not None else getattr(model, "task", None))
+    known = as_task(task if task is not None else task_of(model))
     values: list[Tensor] = []
     targets: list[Tensor] = []
+    ignored = 0
     with eval_mode(model):
         for inputs, batch_targets, _ in evaluation_batches(part, batch_size):
             try:
@@ -74,21 +76,23 @@ def predict(
                 raise
             known = known.resolve(outputs, batch_targets)
             if known.is_ignored(outputs, batch_targets):
+                ignored += 1
                 continue
             rows = known.flatten(outputs, to_device(batch_targets, device))
             values.append(rows.values.cpu())
             targets.append(rows.targets.cpu())
+    if not values and ignored:
+        raise EnfoldError(
+            f"examples must have a target that is not ignored, got {ignored} batches in which all are: check "
+            f"ignore_index of task='{known.name}'"
+        )
     if not values:
         raise EnfoldError(
             "there must be examples to predict, got none: "
             "pass a DataLoader, a list or tensors, not a generator that is used up"
         )
     found = known.predictions(Rows(torch.cat(values, dim=1), torch.cat(targets)))
-    return (
-        found.with_weights(model.member_weights)
-        if isinstance(model, Ensemble) and model.member_weights is not None
-        else found
-    )
+    return with_member_weights(model, found)
 
 
 def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
@@ -174,6 +178,7 @@ def evaluate(
     *,
     reference: nn.Module | None = None,
     name: str | None = None,
+    theory: bool = False,
     task: TaskLike = None,
     unpack: Unpack | None = None,
 ) -> Row:
@@ -185,6 +190,8 @@ def evaluate(
         val: Validation examples, on which a temperature or a scale is fitted for the calibrated scores (`cnll`).
         reference: The ensemble that the model was made from; the row then has the gain recovered.
         name: The name of the row; the default is the class of the model.
+        theory: Add what the theory of averaging says about an ensemble, such as the accuracy of the majority vote and
+            Masegosa's variance; `enfold.metrics.theory_scores` has the list.
         task: What the outputs mean; None for the task that the model or the reference was trained for, or to infer it.
             A reference that was trained for a task has that one.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
@@ -195,15 +202,15 @@ def evaluate(
     require(test, "test", "evaluate")
     read = partial(as_data, unpack=unpack, network=called_network(model))
     data = read(test, val) if isinstance(test, Data) else read(None, val, test)
-    if task is None and getattr(model, "task", None) is None:
-        taught = getattr(reference, "task", None)
+    if task is None and task_of(model) is None:
+        taught = task_of(reference)
         task = None if taught is None else StudentTask(teacher=taught)
     own = predict(model, data.test, task=task)
     validation = predict(model, data.val, task=task) if has_examples(data.val) else None
-    scores = score(own, validation)
+    scores = score(own, validation) | (theory_scores(own) if theory else {})
     gain = None
     if reference is not None:
-        known = getattr(reference, "task", None)
+        known = task_of(reference)
         gain = _gain(scores, predict(reference, data.test, task=task if known is None else known), own.criterion)
     return Row(name or type(model).__name__, scores, gain, own.headline)
 

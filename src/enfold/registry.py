@@ -59,7 +59,7 @@ GIVEN: dict[str, frozenset[str]] = {
     "merge": frozenset(
         [
             *("models", "network", "train", "val", "example", "unpack", "outputs"),
-            *("config", "checkpoint", "cache", "quiet", "title"),
+            *("config", "checkpoint", "cache", "on_epoch", "logger", "quiet", "title"),
         ]
     ),
     "perturb": frozenset(),

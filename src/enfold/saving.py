@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from enfold import ensembles
 from enfold.arguments import check_arguments
 from enfold.calibrate import Calibrated
+from enfold.engines.attributes import different_attribute
 from enfold.engines.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.engines.initialization import make_blank
-from enfold.engines.verify import different_attribute
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles import DeepEnsemble, MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.io.checkpoints import require_tensors, with_ties
@@ -33,8 +33,10 @@ from enfold.io.files import atomic_path, parsing, sha256
 from enfold.io.manifest import CONFIG, LIBRARY, VALUES, all_integers, described_model, model_files, unreadable
 from enfold.io.manifest import FORMAT as FORMAT
 from enfold.io.manifest import read_manifest as read_manifest
+from enfold.io.tensors import check_header
 from enfold.io.usercode import PREFIX
 from enfold.networks import factory
+from enfold.tasks import task_of
 from enfold.tasks.infer import task_from_dict, task_to_dict
 
 FEWEST = 4096  # options up to this value are accepted for files of any size
@@ -106,7 +108,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
             "fingerprint": compute_fingerprint(model) if model.is_expandable else None,
             "task": task_to_dict(model.task),
         }
-    return {"kind": "network", "class": type(model).__name__}
+    return {"kind": "network", "class": type(model).__name__, "task": task_to_dict(task_of(model))}
 
 
 def versions() -> dict[str, str]:
@@ -183,6 +185,9 @@ def _make_model(network: nn.Module | list[nn.Module], manifest: Mapping[str, Any
         model = _make_ensemble(network, described)
     else:
         model = network[0] if isinstance(network, list) else network
+    known = task_from_dict(described.get("task"))
+    if known is not None:
+        set_model_task(model, known)
     if manifest["kind"] == "calibrated":
         with parsing(path, "a calibrated model", "save it again"):
             task = task_from_dict(manifest["task"])
@@ -218,7 +223,6 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: Mapping[str, 
     model = kind.from_options(several, options)
     if isinstance(model, DeepEnsemble):
         model.seeds = tuple(manifest["seeds"]) or None
-    model.task = task_from_dict(manifest.get("task"))
     if manifest.get("weights") is not None:
         model._member_weights = (1.0,) * len(manifest["weights"])  # the values are in the file
     return model
@@ -252,6 +256,7 @@ def _ensemble_class(name: str, where: object = None) -> type[Ensemble]:
 
 def _require_modest(manifest: dict[str, Any], path: Path, *, own: bool) -> None:
     """Refuse a manifest that describes much more than its file contains, before anything is made."""
+    check_header(path)
     with parsing(path, "a safetensors file", "save it again"), safe_open(path, "pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dictionary
     held = sum(math.prod(shape) for shape in shapes)

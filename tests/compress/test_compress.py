@@ -9,32 +9,11 @@ from torch import nn
 
 import enfold
 from enfold import EnfoldError
-from enfold.compress.search import parse_budget, parse_time
-from enfold.distill.losses.kd import KD
+from enfold.compress.limits import parse_budget, parse_time
+
+from .helpers import SETTINGS, TRAIN, VAL, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SETTINGS = {"epochs": 4, "lr": 5e-3, "batch_size": 32, "quiet": True}
-
-
-def examples(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(number, 6, generator=source)
-    noise = 0.7 * torch.randn(number, generator=source)
-    return inputs, ((inputs[:, 0] * inputs[:, 1] + inputs[:, 2] + noise) > 0).long()
-
-
-TRAIN, VAL = examples(0, 160), examples(1, 300)
-
-
-def make(width: int = 24) -> nn.Module:
-    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 2))
-
-
-@pytest.fixture(scope="module")
-def members():
-    ensemble = enfold.DeepEnsemble(make, 3, seed=0)
-    enfold.fit(ensemble, TRAIN, epochs=40, lr=1e-2, batch_size=32, select="last", quiet=True)
-    return ensemble
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +100,23 @@ def test_an_interrupted_search_continues(members, tmp_path, monkeypatch):
     assert not set(calls[len(first) :]) & set(first[:2]), "finished trials are not repeated"
     fresh = enfold.compress(members, TRAIN, VAL, **SETTINGS)
     assert again.chosen.scores["nll"] == pytest.approx(fresh.chosen.scores["nll"], rel=1e-6)
+    assert (again.resumed > 0, fresh.resumed) == (True, 0)
+    assert "taken from an earlier search" in again.recommendation
+
+
+def test_a_search_with_a_time_limit_continues_with_its_plan(members, tmp_path):
+    given = {**SETTINGS, "epochs": 2, "time": "1 h", "folder": tmp_path}
+    first = enfold.compress(members, TRAIN, VAL, **given)
+    again = enfold.compress(members, TRAIN, VAL, **given)
+    assert [(trial.name, trial.epochs) for trial in again.trials] == [(each.name, each.epochs) for each in first.trials]
+    assert again.resumed == len([trial for trial in first.trials if trial.kind != "reference"])
+    assert again.chosen.scores == first.chosen.scores
+
+
+def test_time_that_is_left_is_used_for_longer_trainings_and_control(members):
+    found = enfold.compress(members, TRAIN, VAL, time="1 h", **{**SETTINGS, "epochs": 2})
+    longest = [trial for trial in found.trials if trial.epochs == 4]
+    assert sorted(trial.kind for trial in longest) == ["control", "distillation"]
 
 
 def test_a_time_limit_holds(members):
@@ -162,7 +158,7 @@ def test_a_student_with_another_head():
     ensemble = enfold.DeepEnsemble(lambda: nn.Linear(6, 2), 2)
     enfold.fit(ensemble, (TRAIN[0], targets[0]), epochs=2, task=task, quiet=True)
     found = enfold.compress(
-        ensemble, (TRAIN[0], targets[0]), (VAL[0], targets[1]), student=lambda: nn.Linear(6, 3), **SETTINGS
+        ensemble, (TRAIN[0], targets[0]), (VAL[0], targets[1]), budget=2, student=lambda: nn.Linear(6, 3), **SETTINGS
     )
     assert any(trial.kind == "distillation" and trial.scores for trial in found.trials)
 
@@ -198,8 +194,8 @@ def test_wrong_arguments_are_refused(words):
 def test_networks_of_different_architectures_are_distilled_only():
     networks = [make(24), nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2))]
     found = enfold.compress(networks, TRAIN, VAL, student=make, **SETTINGS)
-    assert {trial.kind for trial in found.trials} == {"reference", "distillation"}
-    assert found.chosen.kind == "distillation"
+    assert {trial.kind for trial in found.trials} == {"reference", "distillation", "control"}
+    assert "different architectures" in found.recommendation
 
 
 @pytest.mark.parametrize(("text", "value"), [("1x", 1.0), (0.5, 0.5), (" 2 x", 2.0), ("1.5", 1.5)])
@@ -210,15 +206,3 @@ def test_budgets(text, value):
 @pytest.mark.parametrize(("text", "value"), [("30 min", 1800), ("2h", 7200), (45, 45), ("30m", 1800), (None, None)])
 def test_durations(text, value):
     assert parse_time(text) == value
-
-
-def test_routes_match_functions():
-    routes = {route.name: route for route in _routes()}
-    assert routes["distill"].loss == KD(alpha=1.0, temperature=1.0)
-    assert routes["distill + labels"].loss.alpha == 0.5
-
-
-def _routes():
-    data = enfold.compress.search.as_data(TRAIN, VAL)
-    setting = enfold.compress.routes.Setting(None, data, enfold.tasks.Classification(), None, None)  # type: ignore
-    return enfold.compress.routes.find_distillations(setting)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from enfold.data.augment import AUGMENTATIONS, augmentation, flip, pad_crop
+from enfold.data.augment import AUGMENTATIONS, augmentation, flip, inception_crop, pad_crop
 from enfold.errors import EnfoldError
 
 
@@ -85,3 +85,29 @@ def test_an_unknown_name_lists_the_known():
 def test_refuses_inputs_other_than_images(name):
     with pytest.raises(EnfoldError, match=r"augment .*\(4, 10\)"):
         AUGMENTATIONS[name](torch.zeros(4, 10), seeded())
+
+
+def test_inception_crops_are_parts_of_the_image_with_area_and_ratio_in_their_ranges():
+    height, width, count = 40, 60, 400
+    rows, columns = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
+    images = torch.stack([rows, columns]).expand(count, -1, -1, -1)
+    found = inception_crop(images, torch.Generator().manual_seed(0))
+    assert found.shape == images.shape
+    assert float(found.min()) >= 0
+    assert float(found.max()) <= 1
+    # Slopes of the coordinates give the size of a crop; interpolation at the border lowers them a little.
+    down = (found[:, 0, -5, 30] - found[:, 0, 4, 30]) * (height - 1) / (height - 9) * height
+    across = (found[:, 1, 20, -5] - found[:, 1, 20, 4]) * (width - 1) / (width - 9) * width
+    area, ratio = down * across / (height * width), across / down
+    assert 0.06 < float(area.min()) < 0.15
+    assert 0.75 < float(area.max()) < 1.1
+    assert 0.65 < float(ratio.min()) < 0.85
+    assert 1.2 < float(ratio.max()) < 1.5
+    assert 0.4 < float(area.mean()) < 0.6
+    assert float(area.std()) > 0.15  # uniform, not constant
+    torch.testing.assert_close(found, inception_crop(images, torch.Generator().manual_seed(0)))
+
+
+def test_an_inception_crop_that_never_fits_is_the_complete_image():
+    images = torch.rand(3, 2, 1, 64)  # no crop of this ratio fits
+    torch.testing.assert_close(inception_crop(images, torch.Generator().manual_seed(0)), images, rtol=1e-4, atol=1e-4)

@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(mnist, tmp_path):
 def test_catalogue(mnist, tiny, tmp_path):
     tiny.write(tmp_path / "mnist", tiny.idx())
     rows = {row.name: row for row in catalogue(root=tmp_path)}
-    assert list(rows) == ["fashion-mini", "digits", "fashion-mnist", "mnist", "cifar10", "cifar100"]
+    assert list(rows) == ["fashion-mini", "digits", "diabetes", "fashion-mnist", "mnist", "cifar10", "cifar100"]
     assert rows["mnist"].present
     assert rows["mnist"].path == tmp_path / "mnist"
     assert rows["mnist"].bytes == sum(len(content) for content in tiny.idx().values())
@@ -183,7 +183,10 @@ def test_catalogue(mnist, tiny, tmp_path):
     assert rows["cifar100"].path is None
     assert rows["cifar100"].bytes == 168_513_733
     assert rows["fashion-mini"].present
-    assert all(row.description and row.licence and row.classes in (10, 100) for row in rows.values())
+    assert all(
+        row.description and row.licence and row.classes in (10, 100) for row in rows.values() if row.name != "diabetes"
+    )
+    assert rows["diabetes"].classes == 0  # a regression
 
 
 def test_cifar100_reads_the_fine_labels(monkeypatch, tiny, tmp_path):

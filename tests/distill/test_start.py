@@ -143,7 +143,7 @@ class Frame:
     iloc = None
 
 
-@pytest.mark.parametrize("train", [None, Frame(), "mnist", torch.zeros(3, 4), {"x": 1}, (torch.zeros(3, 4),) * 3, 7])
+@pytest.mark.parametrize("train", [None, Frame(), "mnist", {"x": 1}, (torch.zeros(3, 4),) * 3, 7])
 def test_data_of_the_wrong_kind(members, train):
     with pytest.raises(EnfoldError, match="train"):
         distill(members, train)

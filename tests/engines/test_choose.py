@@ -140,3 +140,11 @@ def test_vmap_precedes_the_loop_on_other_devices():
     for name, kind in {"mlp": StackedProgram, "raw_parameters": Vmap, "control_flow": Loop}.items():
         members = DeepEnsemble(population(name))
         assert isinstance(choose_engine("auto", members.skeleton, members.expand(), inputs), kind)
+
+
+@pytest.mark.parametrize("name", ["mlp", "dropout", "batch_norm_1d"])
+def test_an_engine_that_is_chosen_in_inference_mode_is_the_same(name):
+    """A training with validation examples chooses it there; a resumed training chooses it in its first step."""
+    members = DeepEnsemble(population(name))
+    with torch.inference_mode():
+        assert isinstance(members.choose_engine(ZOO[name].inputs(4)), StackedProgram)

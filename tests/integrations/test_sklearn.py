@@ -1,6 +1,7 @@
 """Estimators for scikit-learn."""
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from enfold import EnfoldError
+from enfold.errors import MissingExtra
 
 pytest.importorskip("sklearn", minversion="1.6")
 from sklearn.base import clone
@@ -158,6 +160,11 @@ def test_validation_rows_are_spread_over_the_classes():
         ({"epochs": -1}, "epochs"),
         ({"train_options": {"momentun": 0.9}}, "momentun"),
         ({"num_members": 0}, "num_members"),
+        ({"method": 3}, "method"),
+        ({"network": nn.Linear(5, 3)}, "network"),
+        ({"network": lambda columns, outputs: None}, "factory"),
+        ({"network": lambda columns, outputs: nn.Linear(columns, 2)}, "outputs"),
+        ({"network": lambda columns, outputs: nn.Linear(columns, 5)}, "outputs"),
     ],
 )
 def test_invalid_options_are_refused_by_name(options, name):
@@ -179,3 +186,11 @@ def test_invalid_rows_are_refused():
         CompressedClassifier(**SMALL | {"validation_fraction": 0.0}).fit(rows, labels)
     with pytest.raises(TypeError, match="sample_weight"):
         CompressedClassifier(**SMALL).fit(rows, labels, sample_weight=np.ones(len(rows)))
+
+
+def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
+    for name in ("sklearn", "sklearn_base"):
+        monkeypatch.delitem(sys.modules, f"enfold.integrations.{name}")
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    with pytest.raises(MissingExtra, match=r"enfold\[sklearn\]"):
+        import enfold.integrations.sklearn  # noqa: F401

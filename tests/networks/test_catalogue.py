@@ -18,6 +18,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "medium-cnn": {"channels": [2, 2, 2, 2]},
     "resnet": {"depth": 8, "width": 4, "stem_stride": 2},
     "resnet20": {"depth": 8, "width": 4},
+    "resnet50": {"blocks": [1, 1], "width": 2},
     "wide-resnet": {"depth": 10, "widen_factor": 1},
     "vit": {"width": 8, "depth": 1, "heads": 2},
 }

@@ -283,3 +283,57 @@ def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_c
     assert "kept (unchanged)" in (finished / "report.html").read_text()
     rerun = enfold("evaluate", finished, "--json")
     assert json.loads(rerun.out)["rows"]["kept"]["unchanged"] == start, "from what is stored"
+
+
+TEACHERS = """
+steps:
+  - {method: hyper_deep_ensemble, label: hyper-deep, num_members: 2, candidates: 3, stratify: false}
+  - {method: swag, label: swag, num_members: 4, start: 0.3}
+  - {method: mc_dropout, label: dropout, num_members: 4, inject: 0.2}
+  - {method: boosting, label: boosted, train: {epochs: 1, lr: 0.001}}
+  - {method: kd, label: of-hyper-deep, teacher: hyper-deep, init: random, student: {method: batch_ensemble}}
+  - {method: one_to_one, label: one-to-one, teacher: hyper-deep, student: {method: batch_ensemble}}
+  - {method: kd, label: dark-knowledge, teacher: swag, train: {select: last, epochs: 6}}
+  - {method: kd, label: of-dropout, teacher: dropout, init: random}
+  - {method: latent_be, label: latent, teacher: swag}
+  - {method: kd, label: of-boosted, teacher: boosted, train: {select: last, epochs: 6}}
+"""
+
+
+@pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.FewerCandidatesWarning")
+def test_every_ensemble_can_teach(enfold, recipe_file, tmp_path):
+    out, file = tmp_path / "out", with_steps(recipe_file, TEACHERS)
+    done = enfold("run", file, out, "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    network = library.networks.MLP(16, [16], 4)
+    load = {
+        label: library.load(out / "steps" / f"{label}.safetensors", network)
+        for label in rows
+        if "mean" not in label and "ensemble" not in label and "control" not in label
+    }
+    teacher = load["hyper-deep"]
+    assert load["of-hyper-deep"].num_members == 3  # of the run
+    assert load["one-to-one"].num_members == teacher.num_members  # one for each teacher
+    assert all(
+        isinstance(load[label], library.networks.MLP)
+        for label in ("dark-knowledge", "of-dropout", "latent", "of-boosted")
+    )
+    about = json.loads((out / "steps" / "dark-knowledge.json").read_text())["about"]
+    assert "member" in str(about.get("start"))
+    data = library.data.load(str(tmp_path / "small.npz"), val_size=60)
+    test = {label: library.predict(model, data.test).mean().log_probs[0] for label, model in load.items()}
+
+    def divergence(teacher: str, student: str) -> float:
+        return float((test[teacher].exp() * (test[teacher] - test[student])).sum(-1).mean())
+
+    assert divergence("swag", "dark-knowledge") < divergence("swag", "of-boosted")
+    assert divergence("boosted", "of-boosted") < divergence("boosted", "dark-knowledge")
+    again = enfold(
+        "distill", out, "kd", "--teacher", "boosted", "--label", "added", "--set", "train.epochs=1", "--json"
+    )
+    assert again.code == 0, again.err
+    assert "added" in json.loads(again.out)["rows"]
+    assert load["boosted"].member_weights == pytest.approx(
+        library.load(out / "steps" / "boosted.safetensors", network).member_weights
+    )

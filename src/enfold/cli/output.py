@@ -16,9 +16,9 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     """Write the table and the figure of a summary, and print it."""
     from enfold.io.files import write_text
     from enfold.report.figure import draw_quality_cost
-    from enfold.report.table import LEGEND, markdown_table, table_notes, terminal_table
+    from enfold.report.table import legend, markdown_table, table_notes, terminal_table
 
-    below = [*table_notes(summary), LEGEND]
+    below = [*table_notes(summary), legend(summary)]
     write_text(run.path / "table.md", markdown_table(summary) + "".join(f"\n{line}.\n" for line in below))
     if any(row.get("cost") for row in summary["rows"].values()):
         draw_figures(lambda: draw_quality_cost(summary, run.path))
@@ -35,11 +35,29 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     )
 
 
+def show_theory(rows: dict[str, Any]) -> None:
+    """Print the scores of the theory of averaging of all ensembles."""
+    from rich.table import Table
+
+    from enfold.report.theory import theory_table
+
+    header, cells = theory_table(rows)
+    table = Table(title="theory of averaging, test data", title_justify="left")
+    for index, name in enumerate(header):
+        table.add_column(name, justify="right" if index else "left")
+    for row in cells:
+        table.add_row(*row)
+    console().print(table)
+
+
 def show_members(recipe: Recipe, checkpoints: dict[str, Any]) -> None:
     """Print the file and validation scores of each member that came from a checkpoint."""
+    from enfold.evaluate import shown
+    from enfold.report.metric_columns import metric_title as title
+
     lines = [
-        f"member {each['member']} is {each['file']}: validation accuracy {100 * each['accuracy']:.2f} %, "
-        f"NLL {each['nll']:.4f}"
+        f"member {each['member']} is {each['file']}: validation "
+        + ", ".join(f"{title(name)} {shown(name, each[name])}" for name in each if name not in ("member", "file"))
         for each in checkpoints.get("files", ())
     ]
     if lines:

@@ -25,7 +25,7 @@ from enfold.cli.options import (
     print_json,
     say,
 )
-from enfold.cli.output import draw, report, show_members
+from enfold.cli.output import draw, report, show_members, show_theory
 from enfold.errors import EnfoldError
 
 if TYPE_CHECKING:
@@ -295,6 +295,13 @@ def evaluate(
     figures: Annotated[
         bool, typer.Option("--figures", help="Also draw calibration, corruptions and OOD detection to RUN/figures.")
     ] = False,
+    theory: Annotated[
+        bool,
+        typer.Option(
+            "--theory",
+            help="Also print votes, Jensen's gap, Masegosa's variance and the rank-one defect of all ensembles.",
+        ),
+    ] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
     trust_code: Trust = False,
@@ -310,6 +317,8 @@ def evaluate(
         enfold evaluate runs/demo --json
 
         enfold evaluate runs/demo --figures
+
+        enfold evaluate runs/demo --theory
     """
     from enfold.cli.preflight import check_device, open_trusted
     from enfold.run import execute
@@ -320,7 +329,13 @@ def evaluate(
         summary = execute(opened, recipe, device=device, only=())
         if figures:
             draw(opened.path)
+        if theory:
+            from enfold.run.theory import theory_rows
+
+            summary = {**summary, "theory": theory_rows(opened, recipe, device)}
         report(opened, summary, as_json)
+        if theory and not as_json:
+            show_theory(summary["theory"])
 
 
 def drop(

@@ -4,9 +4,9 @@ import sys
 import types
 from typing import Any
 
+from enfold.compress.call import compress
 from enfold.compress.diagnosis import Diagnosis
 from enfold.compress.result import Compression, Trial
-from enfold.compress.search import compress
 
 __all__ = ["Compression", "Diagnosis", "Trial", "compress"]
 

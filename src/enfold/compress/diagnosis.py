@@ -10,6 +10,7 @@ longer before they are compressed.
 
 from __future__ import annotations
 
+import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,9 @@ import torch
 from torch import nn
 
 from enfold.data import Data, Split
+from enfold.engines.copying import copy_network
 from enfold.ensemble import Ensemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.merge.basin_check import BasinReport, basin_check
@@ -70,6 +73,7 @@ class Diagnosis:
         unfinished: How much one more epoch at a small learning rate improves a member; None if not measured.
         training_disagreement: Disagreement of the members on training examples relative to validation examples; None
             if not measured.
+        epoch_seconds: Duration of one epoch of a member; None if not measured.
     """
 
     criterion: str
@@ -82,6 +86,7 @@ class Diagnosis:
     basin: BasinReport | None = None
     unfinished: float | None = None
     training_disagreement: float | None = None
+    epoch_seconds: float | None = None
 
     @property
     def has_gain(self) -> bool:
@@ -150,6 +155,11 @@ def diagnose(members: Ensemble, data: Data, task: Task, config: TrainConfig, *, 
     losses = per_member(criterion, found)
     best = int(losses.argmin())
     gain = paired_bootstrap(per_member(example_losses, found).mean(0), example_losses(found))  # (1)
+    unfinished, seconds = None, None
+    if continuation:
+        started = clock.monotonic()
+        unfinished = _unfinished(members, best, data, task, config, float(losses[best]))
+        seconds = None if unfinished is None else clock.monotonic() - started
     return Diagnosis(
         criterion=found.criterion,
         mean_member=float(losses.mean()),
@@ -159,8 +169,9 @@ def diagnose(members: Ensemble, data: Data, task: Task, config: TrainConfig, *, 
         gain=gain,
         calibrated_fraction=_calibrated_fraction(found),
         basin=_check_basin(members, data, task),
-        unfinished=_unfinished(members, best, data, task, config, float(losses[best])) if continuation else None,
+        unfinished=unfinished,
         training_disagreement=_training_disagreement(members, data, task, found),
+        epoch_seconds=seconds,
     )
 
 
@@ -191,12 +202,14 @@ def _unfinished(
     members: Ensemble, index: int, data: Data, task: Task, config: TrainConfig, before: float
 ) -> float | None:
     """Return (2): how much one more epoch improves the best member."""
-    if not members.is_expandable:
+    if not (members.is_expandable or isinstance(members, MixedEnsemble)):
         return None
-    network: nn.Module = members.member(index)
+    network: nn.Module = copy_network(members.member(index))
     rate = config.lr if isinstance(config.lr, float) else config.lr[0]
     settings = config.replace(epochs=1, lr=SMALL_RATE * rate, schedule="constant", select="last", patience=None)
-    settings = settings.replace(warmup_epochs=0.0, task=task, tail="none", weight_decay=0.0, label_smoothing=0.0)
+    settings = settings.replace(
+        warmup_epochs=0.0, task=task, ema=None, tail="none", weight_decay=0.0, label_smoothing=0.0
+    )
     fit(network, data.replace(val=[]), config=settings, quiet=True)
     found = predict(network, data.val, task=task)
     return before - metrics_for(found)[found.criterion](found)

@@ -12,6 +12,9 @@ from typing import Any
 from torch import nn
 
 from enfold.compress.diagnosis import Diagnosis
+from enfold.compress.explain import explain, shown_gain
+from enfold.ensemble import Ensemble
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.io.files import atomic_path
 from enfold.merge.basin_check import BasinReport
@@ -31,8 +34,9 @@ class Trial:
         epochs: Epochs of training.
         seconds: Duration.
         note: Why it was stopped or failed; empty otherwise.
-        kind: "reference" for members and ensemble, "control", "merge" or "distillation".
-        network: The network; None for references, and for routes that failed or were dropped.
+        kind: "reference" for members and ensemble, "control", "merge", "distillation" or "ensemble".
+        size: Bytes to store it relative to one member.
+        network: The network or ensemble; None for what cannot be shipped.
     """
 
     name: str
@@ -44,11 +48,12 @@ class Trial:
     seconds: float
     note: str = ""
     kind: str = "distillation"
+    size: float = 1.0
     network: nn.Module | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_candidate(self) -> bool:
-        """Whether this network can be shipped."""
+        """Whether this network or ensemble can be shipped."""
         return self.network is not None and bool(self.scores)
 
 
@@ -63,6 +68,11 @@ class Compression:
         columns: The metrics of the table.
         percent: The metrics that are fractions.
         budget: The largest cost relative to one member.
+        memory: The largest size relative to one member.
+        members: The ensemble that was compressed, after further training if there was any.
+        trained_longer: Epochs by which the members were trained longer first.
+        left_out: Routes that were not tried for lack of time.
+        resumed: Number of trainings that were taken from an earlier search.
     """
 
     chosen: Trial
@@ -71,10 +81,15 @@ class Compression:
     columns: tuple[str, ...]
     percent: frozenset[str]
     budget: float
+    memory: float = float("inf")
+    members: Ensemble | None = field(default=None, repr=False)
+    trained_longer: int = 0
+    left_out: tuple[str, ...] = ()
+    resumed: int = 0
 
     @property
     def network(self) -> nn.Module:
-        """The network to ship, in eval mode."""
+        """The network to ship, or the ensemble if the budget allows one, in eval mode."""
         network = self.chosen.network
         if network is None:
             raise EnfoldError("no network was found: see the table of what was tried")
@@ -82,8 +97,14 @@ class Compression:
 
     @property
     def control(self) -> Trial | None:
-        """The member that was trained as long on the labels; None if there is none."""
-        return next((trial for trial in self.trials if trial.kind == "control" and trial.scores), None)
+        """The best network that was trained without the ensemble; None if there is none."""
+        found = [trial for trial in self.trials if trial.kind == "control" and trial.scores]
+        return min(found, key=lambda trial: trial.scores[self.diagnosis.criterion], default=None)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether members have different architectures."""
+        return isinstance(self.members, MixedEnsemble)
 
     @property
     def needs_training(self) -> bool:
@@ -97,41 +118,31 @@ class Compression:
     @property
     def recommendation(self) -> str:
         """What to ship and why, in a few sentences."""
-        name, chosen = self.diagnosis.criterion, self.chosen
-        text = f"Ship `{chosen.name}` ({name.upper()} {chosen.scores[name]:.4f}"
-        text += f", {_gain(chosen.gain)} of the ensemble's gain" if math.isfinite(chosen.gain) else ""
-        sentences = [f"{text}, {chosen.cost:.2f}x cost)."]
-        control = self.control
-        if self.needs_training:
-            sentences.insert(0, "Train the members longer first: it helps a member more than the ensemble does.")
-        if control is chosen:
-            sentences.append("No route from the ensemble is better than training one member longer.")
-        elif control is not None:
-            sentences.append(f"Training one member longer gives {_gain(control.gain)}.")
-        basin = self.diagnosis.basin
-        if basin is not None and not basin.is_one_basin:
-            sentences.append(
-                f"Averaging weights does not apply: members lie in different basins (barrier {basin.largest:.2f})."
-            )
-        if not self.diagnosis.has_gain:
-            sentences.append("The gain of the ensemble itself is within noise.")
-        return " ".join(sentences)
+        return explain(self)
 
     def rows(self) -> list[list[str]]:
         """Return the table of what was tried as text, one list per row."""
         found = []
         for trial in self.trials:
             scores = [_shown(trial.scores.get(name), name in self.percent) for name in self.columns]
-            gain = _gain(trial.gain) if trial.scores else "-"
+            gain = shown_gain(trial.gain) if trial.scores else "-"
             mark = "* " if trial is self.chosen else "  "
-            found.append([mark + trial.name, *scores, gain, f"{trial.cost:.2f}x", f"{trial.seconds:.0f}", trial.note])
+            cost = [f"{trial.cost:.2f}x", *([f"{trial.size:.2f}x"] if self.shows_size else [])]
+            epochs = str(trial.epochs) if trial.epochs else "-"
+            found.append([mark + trial.name, *scores, gain, *cost, epochs, f"{trial.seconds:.0f}", trial.note])
         return found
+
+    @property
+    def shows_size(self) -> bool:
+        """Whether the table has a column of sizes, which are then not all equal to costs."""
+        sized = [trial for trial in self.trials if trial.scores and trial.kind != "reference"]
+        return self.memory < float("inf") or any(abs(trial.size - trial.cost) > 0.02 for trial in sized)
 
     @property
     def header(self) -> list[str]:
         """The names of the columns of `rows`."""
         names = [f"{name} (%)" if name in self.percent else name for name in self.columns]
-        return ["  tried", *names, "gain", "cost", "seconds", ""]
+        return ["  tried", *names, "gain", "cost", *(["size"] if self.shows_size else []), "epochs", "seconds", ""]
 
     def __str__(self) -> str:
         table = [self.header, *self.rows()]
@@ -155,6 +166,9 @@ class Compression:
         return {
             "recommendation": self.recommendation,
             "budget": self.budget,
+            "memory": self.memory if math.isfinite(self.memory) else None,
+            "trained_longer": self.trained_longer,
+            "left_out": list(self.left_out),
             "diagnosis": {**vars(self.diagnosis), "basin": None if basin is None else _plain(basin)},
             "trials": [{**trial, "gain": trial["gain"] if math.isfinite(trial["gain"]) else None} for trial in trials],
         }
@@ -223,10 +237,3 @@ def _shown(value: float | None, percent: bool) -> str:
     if value is None or not math.isfinite(value):
         return "-"
     return f"{100 * value:.2f}" if percent else f"{value:.4f}"
-
-
-def _gain(gain: float) -> str:
-    """Return the gain in percent; networks far worse than a member have no meaningful number."""
-    if not math.isfinite(gain):
-        return "-"
-    return "< -100 %" if gain < -1 else f"{round(100 * gain)} %"

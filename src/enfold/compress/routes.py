@@ -1,7 +1,8 @@
-"""Routes: ways from an ensemble to one network, cheap ones first.
+"""Routes: ways from an ensemble to what is shipped in place of it.
 
     merges          no training: averages and soups within one basin, matched averages between basins
-    distillations   a member, or the best merge, learns the ensemble's predictions on the views that it is shown
+    distillations   a member, a merge or another network learns the ensemble's predictions
+    ensembles       for budgets above one pass: fewer members, or an efficient ensemble
 
 All distillations match functions: the target is the mean prediction of the members at temperature 1, for exactly the
 augmented or mixed inputs that the student gets (L. Beyer et al., 2022, arXiv:2106.05237).
@@ -9,39 +10,33 @@ augmented or mixed inputs that the student gets (L. Beyer et al., 2022, arXiv:21
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from enfold.compress.diagnosis import Diagnosis
-from enfold.data import Data
-from enfold.data.convert import first_inputs
-from enfold.data.dataset import Split
-from enfold.data.tree import tensors
+from enfold.compress.members import Student
+from enfold.data import Data, Split
 from enfold.distill import distill
+from enfold.distill.loss import DistillationLoss
 from enfold.distill.losses.kd import KD
-from enfold.distill.perturb.mixup import Mixup
+from enfold.distill.out_of_fold import OutOfFoldTeacher
 from enfold.distill.perturbation import Perturbation
+from enfold.engines.copying import copy_network
 from enfold.ensemble import Ensemble
-from enfold.merge.average import average
-from enfold.merge.fisher import fisher
-from enfold.merge.model_stock import model_stock
-from enfold.merge.regmean import regmean
-from enfold.merge.slerp import slerp
-from enfold.merge.soup import soup
-from enfold.merge.task_arithmetic import task_arithmetic
-from enfold.merge.ties import ties
-from enfold.merge.weight_matching import weight_matching
-from enfold.merge.wise_ft import wise_ft
+from enfold.ensembles.mixed_ensemble import MixedEnsemble
+from enfold.loggers import Log, LoggerLike
 from enfold.tasks import Task
 from enfold.train import TrainConfig
 from enfold.train.history import Epoch
 
-LABELS = 0.5  # weight of the labels in the routes that learn from both
+Kind = Literal["merge", "distillation", "ensemble"]
+RECENT = 0.05  # part of the steps over which weights are averaged
+LONGEST_AVERAGE = 0.9999  # decay of the average of weights
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,11 @@ class Setting:
         task: What the outputs mean.
         config: Settings of training.
         diagnosis: What is known of the members.
-        student: A function that makes a student of another architecture; None for the members' own.
+        students: Networks of other architectures to distil into; empty for the members' own.
         base: The network that the members were fine-tuned from; None if there is none.
+        folds: Which member was trained on which example, as `OutOfFoldTeacher` takes it; None if all saw all.
+        budget: Largest cost of a prediction relative to one member.
+        memory: Largest size relative to one member.
     """
 
     members: Ensemble
@@ -63,29 +61,64 @@ class Setting:
     task: Task
     config: TrainConfig
     diagnosis: Diagnosis
-    student: Callable[[], nn.Module] | None = None
+    students: tuple[Student, ...] = ()
     base: nn.Module | None = None
+    folds: Tensor | None = None
+    budget: float = 1.0
+    memory: float = float("inf")
+
+    def best_member(self) -> nn.Module:
+        """Return a copy of the best member."""
+        return copy_network(self.members.member(self.diagnosis.best_member))
+
+    @property
+    def has_networks(self) -> bool:
+        """Whether members exist as networks."""
+        return self.members.is_expandable or self.is_mixed
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether members have different architectures."""
+        return isinstance(self.members, MixedEnsemble)
+
+    def settings(self, epochs: int) -> TrainConfig:
+        """Return the settings of a training of this length."""
+        warmup = min(self.config.warmup_epochs, epochs)
+        return self.config.replace(epochs=epochs, warmup_epochs=warmup, task=self.task)
 
 
 @dataclass(frozen=True)
 class Route:
-    """One way to a single network.
+    """One way to a network or an efficient ensemble.
 
     Args:
         name: Its name in tables.
         idea: What it does, in a few words.
-        make: Function that returns the network of a route without training.
+        kind: "merge", "distillation" or "ensemble".
+        make: Function that returns the result of a route without training.
         loss: The loss of a distillation.
         perturb: The perturbation of a distillation.
         init: The network that a distillation starts from; None for the best member.
+        student: Function that makes a student of another architecture, or an ensemble.
+        blank: Function that makes an untrained model into which a stored result is loaded; None for a copy of the best
+            member.
+        is_out_of_fold: Whether each example is answered by the members that were not trained on it.
+        is_averaged: Whether the result is a moving average of the weights.
+        effort: Duration of an epoch relative to that of a plain distillation.
     """
 
     name: str
     idea: str
+    kind: Kind = "distillation"
     make: Callable[[], nn.Module] | None = None
-    loss: KD | None = None
+    loss: DistillationLoss = field(default_factory=KD)
     perturb: Perturbation | None = None
     init: nn.Module | None = None
+    student: Callable[[], nn.Module] | None = None
+    blank: Callable[[], nn.Module] | None = None
+    is_out_of_fold: bool = False
+    is_averaged: bool = False
+    effort: float = 1.0
 
     @property
     def is_trained(self) -> bool:
@@ -98,99 +131,61 @@ class Route:
         epochs: int,
         *,
         on_epoch: Callable[[Epoch], None] | None = None,
+        logger: LoggerLike | Log = None,
         checkpoint: Path | None = None,
         quiet: bool = False,
     ) -> nn.Module:
-        """Return the network of this route.
+        """Return the result of this route.
 
         Args:
             setting: The members and the data.
             epochs: Epochs of training.
             on_epoch: Function called with the record of every epoch.
+            logger: Where settings and metrics are logged to.
             checkpoint: File to continue from.
             quiet: Show no progress bar.
         """
         if self.make is not None:
             return self.make()
-        start: dict[str, Any] = {"student": setting.student} if setting.student else {"init": self._start(setting)}
-        warmup = min(setting.config.warmup_epochs, epochs)
+        teacher: Any = setting.members
+        if self.is_out_of_fold and setting.folds is not None:
+            teacher = OutOfFoldTeacher(setting.members, setting.folds)
+        config = setting.settings(epochs)
+        if self.is_averaged:
+            config = config.replace(ema=average_decay(setting, epochs))
         return distill(
-            setting.members,
+            teacher,
             setting.data,
             loss=self.loss,
             perturb=self.perturb,
-            config=setting.config.replace(epochs=epochs, warmup_epochs=warmup, task=setting.task),
+            config=config,
             checkpoint=checkpoint,
             on_epoch=on_epoch,
+            logger=logger,
             title=self.name,
             quiet=quiet,
-            **start,
+            **self._start(setting),
         )
 
-    def _start(self, setting: Setting) -> nn.Module | None:
-        if self.init is not None or not setting.members.is_expandable:
-            return self.init
-        return setting.members.member(setting.diagnosis.best_member)
+    def _start(self, setting: Setting) -> dict[str, Any]:
+        """Return the arguments of `distill` that say what is trained."""
+        if self.student is None:
+            return {"init": setting.best_member() if self.init is None else self.init}
+        made = self.student()
+        return {"student": made if isinstance(made, Ensemble) else self.student}
+
+    def blank_model(self, setting: Setting) -> nn.Module:
+        """Return a model of the structure of the result."""
+        make = self.blank or self.student or setting.best_member
+        with torch.random.fork_rng(devices=[]):
+            return make()
 
 
-def find_merges(setting: Setting) -> Iterator[Route]:
-    """Yield the routes without training that can reach the members' quality."""
-    members, data = setting.members, setting.data
-    if not members.is_expandable or setting.student is not None:
-        return
-    if setting.base is not None:
-        yield from _merges_with_base(setting, setting.base)
-    if setting.diagnosis.is_one_basin:
-        task = setting.task
-        yield Route("average", "the mean of the members' weights", lambda: average(members, data))
-        if task.is_categorical:
-            score: Any = setting.diagnosis.criterion
-            yield Route("greedy soup", "members that help, averaged", lambda: soup(members, data, data, score=score))
-            yield Route(
-                "learned soup", "learned weights of the members", lambda: soup(members, data, data, kind="learned")
-            )
-        yield Route("fisher", "a mean weighted by the Fisher information", lambda: fisher(members, data, task=task))
-        yield Route("regmean", "layers that fit the members' activations", lambda: regmean(members, data))
-        yield Route("slerp", "the mean on a sphere", lambda: slerp(members, data))
-        return
-    yield Route(
-        "weight matching",
-        "units matched between members, averaged, statistics repaired",
-        lambda: weight_matching(members, data, repair="repair"),
-    )
-
-
-def _merges_with_base(setting: Setting, base: nn.Module) -> Iterator[Route]:
-    """Yield the merges of members that were fine-tuned from one network."""
-    members, data = setting.members, setting.data
-    yield Route("wise-ft", "a line from the base to the mean", lambda: wise_ft(members, data, data, base=base))
-    yield Route("model stock", "layers between base and mean", lambda: model_stock(members, data, base=base))
-    yield Route("task arithmetic", "the sum of the changes", lambda: task_arithmetic(members, data, base=base))
-    yield Route("ties", "changes of one sign", lambda: ties(members, data, base=base))
-
-
-def find_distillations(setting: Setting, merged: nn.Module | None = None) -> Iterator[Route]:
-    """Yield the distillations, most promising first.
-
-    Args:
-        setting: The members and the data.
-        merged: A merge to start from as well, if there is a good one.
-    """
-    plain = KD()
-    yield Route("distill", "learn the ensemble's predictions", loss=plain)
-    if has_real_inputs(setting.data):
-        yield Route("distill + mixup", "the same on mixtures of pairs of inputs", loss=plain, perturb=Mixup())
-    yield Route("distill + labels", "predictions and labels, half each", loss=KD(alpha=1 - LABELS))
-    if has_real_inputs(setting.data) and setting.task.is_categorical:
-        both = KD(alpha=1 - LABELS)
-        yield Route("distill + mixup + labels", "mixtures, predictions and labels", loss=both, perturb=Mixup())
-    if merged is not None:
-        yield Route("merge, then distill", "learn the predictions from the best merge on", loss=plain, init=merged)
-
-
-def has_real_inputs(data: Data) -> bool:
-    """Return whether inputs are one tensor of floating-point numbers or pixels, so that they can be mixed."""
-    if isinstance(data.train, Split):
-        return data.train.inputs.is_floating_point() or data.train.inputs.dtype == torch.uint8
-    inputs = first_inputs(data.train)
-    return isinstance(inputs, torch.Tensor) and all(each.is_floating_point() for each in tensors(inputs))
+def average_decay(setting: Setting, epochs: int) -> float | None:
+    """Return the decay of an average of the weights over the last steps; None if the number of steps is unknown."""
+    train = setting.data.train
+    if not isinstance(train, Sized):
+        return None
+    steps = epochs * (-(-len(train) // setting.config.batch_size) if isinstance(train, Split) else len(train))
+    decay = 1 - 1 / max(1.0, RECENT * steps)
+    return min(LONGEST_AVERAGE, decay)

@@ -1,446 +1,362 @@
-"""compress: try what is promising within a budget, choose on validation examples, and explain the choice."""
+"""The search of compress: diagnose, try merges, train in rounds, choose on validation examples."""
 
 from __future__ import annotations
 
 import math
-import re
-import sys
 import time as clock
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal, NoReturn
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from enfold.compress.diagnosis import Diagnosis, diagnose
+from enfold.compress.distillations import find_distillations
+from enfold.compress.efficient import find_ensembles
+from enfold.compress.members import Student
+from enfold.compress.merges import find_merges
 from enfold.compress.result import Compression, Trial
-from enfold.compress.routes import Route, Setting, find_distillations, find_merges
-from enfold.cost import flops
-from enfold.data import Data, Split
+from enfold.compress.routes import Route, Setting
+from enfold.compress.runner import OutOfTime, Runner
+from enfold.compress.schedule import LONG, make_rounds, plan_epochs
+from enfold.compress.scores import Scores, all_scores
+from enfold.compress.store import checkpoint_of
+from enfold.data import Data
 from enfold.data.content import content
-from enfold.data.convert import Examples, as_data, first_inputs, require
-from enfold.data.dataset import has_examples
-from enfold.data.unpack import Unpack
 from enfold.distill.control import train_control
 from enfold.engines.copying import copy_network
-from enfold.ensemble import Ensemble, called_network, set_model_output
-from enfold.ensembles.deep_ensemble import DeepEnsemble, as_ensemble
-from enfold.ensembles.mixed_ensemble import MixedEnsemble
+from enfold.engines.initialization import initialize_member
+from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import predict
-from enfold.io.files import atomic_path, digest
-from enfold.metrics import gain_recovered, metrics_for
+from enfold.io.files import digest
+from enfold.loggers import Log
+from enfold.metrics import metrics_for
 from enfold.metrics.predictions import RowPredictions
-from enfold.tasks import StudentTask, Task, TaskLike, current_task, first_batch_task
-from enfold.train import TrainConfig
-from enfold.train.config import as_config
-from enfold.train.history import Epoch
+from enfold.tasks import Task
+from enfold.train import TrainConfig, fit
 
-SHORT = 4  # routes are compared after a fraction 1 / SHORT of the epochs
-FINALISTS = 1  # distillations that get all epochs, beside the control
-UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
+Effort = Literal["default", "all"]
+PART = 0.85  # of the time that is left is planned for trainings
+LONGER = 0.4  # of it may be spent on training the members longer
+CLOSE = 1.5  # a distillation starts from a merge whose loss is at most this multiple of the mean member's
 
-
-class _OutOfTime(Exception):
-    """The wall-clock limit was reached during a training."""
-
-
-def compress(
-    models: Ensemble | Sequence[nn.Module] | Sequence[str | Path] | str,
-    train: Examples,
-    val: Examples | None = None,
-    *,
-    network: Callable[[], nn.Module] | None = None,
-    budget: str | float = "1x",
-    time: str | float | None = None,
-    student: Callable[[], nn.Module] | None = None,
-    base: nn.Module | None = None,
-    task: TaskLike = None,
-    unpack: Unpack | None = None,
-    outputs: Callable[[Any], Tensor] | None = None,
-    folder: str | Path | None = None,
-    config: TrainConfig | None = None,
-    quiet: bool = False,
-    **settings: Any,
-) -> Compression:
-    """Find the best single network to ship in place of an ensemble.
-
-    Members are diagnosed first. Merges are tried next, then short distillations, of which the best is trained for all
-    epochs beside a control: one member that is trained as long on the labels. The network with the lowest criterion on
-    validation examples is recommended; it is never worse there than the best member or the control.
-
-    Args:
-        models: An ensemble, networks, or checkpoint files for `network`; they are not changed.
-        train: Training examples, as for `fit`.
-        val: Validation examples, as for `fit`; everything is chosen by them.
-        network: Function that makes the network of checkpoint files.
-        budget: Largest cost of a prediction relative to one member, such as "1x" or 0.5. Below 1 a `student` is
-            needed.
-        time: Limit of the search, such as "30 min" or a number of seconds; epochs are shortened to fit. None for no
-            limit.
-        student: Function that makes a network of another architecture to distil into.
-        base: Network that the members were fine-tuned from, for the merges that use it.
-        task: What the outputs mean; None for the task that an ensemble was trained for, or to infer it.
-        unpack: Function that splits a batch, as for `fit`.
-        outputs: Function that selects the output of a network, as for `fit`.
-        folder: Folder in which finished trials are stored, so that an interrupted search continues.
-        config: Settings of training; use those of the members.
-        quiet: Show no progress bars.
-        **settings: Fields of `TrainConfig`, which replace those of `config`.
-
-    Returns:
-        The network, everything that was tried, and the explanation.
-
-    Raises:
-        EnfoldError: If an argument is invalid, there are no validation examples, or nothing meets the budget.
-    """
-    started = clock.monotonic()
-    require(train, "train", "compress")
-    limit, seconds = parse_budget(budget), parse_time(time)
-    settings_given = as_config(config).update(settings)
-    members = _as_members(models, network)
-    if outputs is not None:
-        set_model_output(members, outputs)
-    task = first_batch_task(task or settings_given.task or members.task)
-    data = as_data(train, val, batch_size=settings_given.batch_size, unpack=unpack, network=called_network(members))
-    if not has_examples(data.val):
-        raise EnfoldError("compress chooses on validation examples, got none: pass val=")
-    if limit < 1 and student is None:
-        raise EnfoldError(
-            f"budget must be at least 1x, the cost of the members' architecture, got {budget!r}: raise budget, or pass "
-            "student=, a function that makes a smaller network"
-        )
-    if not members.is_expandable and student is None:
-        raise EnfoldError(
-            f"student must be given for a {type(members).__name__}, whose members have no common architecture, got "
-            "None: pass a function that makes the network to distil into"
-        )
-    _refuse_identical(members, data, task)
-    search = Search(members, data, current_task(task), settings_given, limit, started, seconds, quiet=quiet)
-    search.folder = None if folder is None else Path(folder)
-    return search.run(student, base)
+Control = tuple[str, Callable[[int, Path | None, Log], nn.Module]]
+"""What a control does, and its training from the number of epochs, the file of its checkpoint and its log."""
 
 
 @dataclass
 class Search:
-    """The state of one search."""
+    """The state of one search.
 
+    Args:
+        runner: What runs the trials.
+        members: The ensemble.
+        data: Training and validation examples.
+        task: What the outputs mean.
+        config: Settings of training; `folds` are used only if the members are trained longer.
+        students: Networks of other architectures to distil into.
+        base: The network that the members were fine-tuned from.
+        folds: Which member was trained on which example.
+        effort: "default", or "all" to include expensive routes.
+    """
+
+    runner: Runner
     members: Ensemble
     data: Data
     task: Task
     config: TrainConfig
-    budget: float
-    started: float
-    seconds: float | None
-    quiet: bool = False
-    folder: Path | None = None
-    trials: list[Trial] = field(default_factory=list)
-    inputs: str = ""  # what identifies the student and the base
+    students: tuple[Student, ...] = ()
+    base: nn.Module | None = None
+    folds: Tensor | None = None
+    effort: Effort = "default"
+    left_out: tuple[str, ...] = ()
 
-    def run(self, student: Callable[[], nn.Module] | None, base: nn.Module | None = None) -> Compression:
-        """Diagnose the members, try the routes, and return the result."""
-        with torch.random.fork_rng(devices=[]):
-            self.inputs = f"{None if student is None else student()!r}"
-        values = [] if base is None else [each for each in base.state_dict().values() if isinstance(each, Tensor)]
-        self.inputs += digest(values, repr(base))
-        self._say("diagnosing the members")
+    def run(self, *, train_longer: bool = False) -> Compression:
+        """Diagnose the members, try the routes, and return the result.
+
+        Args:
+            train_longer: Whether to train members that are not fully trained longer first.
+        """
+        runner = self.runner
+        runner.store.identity = self._identity()
+        runner.say("diagnosing the members")
+        self._log_settings()
         diagnosis = diagnose(self.members, self.data, self.task, self.config)
-        setting = Setting(self.members, self.data, self.task, self.config, diagnosis, student, base)
-        self._add_references(diagnosis)
-        for route in find_merges(setting):
-            self._try(route, setting, 0, kind="merge")
-        self._distil(setting)
-        return self._choose(diagnosis)
-
-    # Trials
-
-    def _distil(self, setting: Setting) -> None:
-        routes = list(find_distillations(setting, self._good_merge(setting)))
-        if self.members.num_members < 2:
-            routes = []
-        epochs = self._affordable(setting, len(routes))
-        short = max(1, epochs // SHORT)
-        first = [self._try(route, setting, short) for route in routes] if len(routes) > 1 and epochs > 1 else []
-        ranked = sorted(
-            zip(first, routes, strict=True) if first else [], key=lambda pair: self._loss(pair[0], setting.diagnosis)
+        longer = 0
+        if train_longer and diagnosis.needs_training:
+            longer = self._train_longer(diagnosis)
+            diagnosis = diagnose(self.members, self.data, self.task, self.config) if longer else diagnosis
+        self.config = _for_one(self.config, diagnosis.best_member)
+        setting = Setting(
+            self.members,
+            self.data,
+            self.task,
+            self.config,
+            diagnosis,
+            self.students,
+            self.base,
+            self.folds,
+            runner.budget,
+            runner.memory,
         )
-        finalists = [route for _, route in ranked[:FINALISTS]] or routes[:1]
-        for trial in first:  # short trainings only rank the routes
-            self.trials[self.trials.index(trial)] = replace(trial, note=_join(f"{short} epochs", trial.note))
-        self._try_control(setting, epochs)
-        for route in finalists:
-            self._try(route, setting, epochs)
+        found = predict(self.members, self.data.val, task=self.task)
+        self._add_references(setting, found)
+        self._drop_expensive(setting, found)
+        for route in find_merges(setting, expensive=self.effort == "all"):
+            runner.run_route(route, setting, 0)
+        self._train(setting, found)
+        return self._choose(diagnosis, found, longer)
+
+    def _identity(self) -> str:
+        """Return a digest of everything that all trials depend on."""
+        with torch.random.fork_rng(devices=[]):
+            students = [repr(each.make()) for each in self.students]
+        models = [self.members, *([] if self.base is None else [self.base])]
+        values = [each for model in models for each in model.state_dict().values() if isinstance(each, Tensor)]
+        values += [] if self.folds is None else [self.folds]
+        return digest(values, f"{students}{self.base!r}{content(self.data, ('train', 'val'))}")
+
+    def _log_settings(self) -> None:
+        log, runner = self.runner.log, self.runner
+        if not log:
+            return
+        given = {each: getattr(self.config, each) for each in vars(self.config)}
+        members = {"model": type(self.members).__name__, "num_members": self.members.num_members}
+        limits = {"budget": runner.budget, "time": runner.limit.seconds, "data": self.data.source}
+        log.log_settings({"title": "compress", **members, **limits, **given})
+
+    # Members
+
+    def _train_longer(self, diagnosis: Diagnosis) -> int:
+        """Train the members longer, and return for how many epochs; 0 if there is no time."""
+        epochs, seconds, runner = self.config.epochs, diagnosis.epoch_seconds, self.runner
+        if runner.limit.seconds is not None and seconds:
+            epochs = min(epochs, int(LONGER * runner.limit.left() / (seconds * self.members.num_members)))
+        if epochs < 1 or not self.members.is_expandable:
+            return 0
+        runner.say(f"training the members {epochs} epochs longer")
+        members = copy_network(self.members)
+        warmup = min(self.config.warmup_epochs, epochs)
+        config = self.config.replace(epochs=epochs, warmup_epochs=warmup, task=self.task)
+        path = runner.store.path("members", f"{config.changes()}")
+        if path is not None and path.exists():
+            members, runner.resumed = runner.store.load(path, members), runner.resumed + 1
+        else:
+            try:
+                fit(
+                    members,
+                    self.data,
+                    config=config,
+                    checkpoint=checkpoint_of(path),
+                    on_epoch=runner.guard,
+                    logger=runner.part("members", epochs),
+                    title="members",
+                    quiet=runner.quiet,
+                )
+            except OutOfTime:
+                return 0
+            runner.store.save(members, path)
+        self._add_given(diagnosis)
+        self.members = members.eval()  # type: ignore[assignment]
+        runner.store.identity = self._identity()
+        return epochs
+
+    def _add_given(self, diagnosis: Diagnosis) -> None:
+        """Add the members before further training to the table."""
+        found, index = predict(self.members, self.data.val, task=self.task), diagnosis.best_member
+        network = copy_network(self.members.member(index)) if self.runner.allows(1, 1) else None
+        count = found.num_members
+        for name, scores, cost, own in (
+            (f"ensemble of {count}, as given", all_scores(found), float(count), None),
+            ("best member, as given", all_scores(found.member(index)), 1.0, network),
+        ):
+            row = Trial(name, "", scores, float("nan"), cost, 0, 0.0, "", "reference", size=cost, network=own)
+            self.runner.trials.append(row)
+
+    def _add_references(self, setting: Setting, found: RowPredictions) -> None:
+        """Add the mean member, the best member and the ensemble to the table."""
+        runner, count = self.runner, found.num_members
+        each = [all_scores(found.member(index)) for index in range(count)]
+        mean = {name: sum(one[name] for one in each) / count for name in each[0]}
+        ensemble, best = all_scores(found), each[setting.diagnosis.best_member]
+        network = setting.best_member() if setting.has_networks else None
+        criterion = getattr(self.task, "criterion", "nll")
+        scores = Scores(self.data, self.task, criterion, mean, ensemble, network)
+        runner.set_scores(scores, best)
+        runner.trials = [replace(trial, gain=scores.gain(trial.scores)) for trial in runner.trials]
+        cost, size = scores.cost(self.members), scores.size(self.members)
+        members = copy_network(self.members) if runner.allows(cost, size) else None
+        for name, own, passes, bytes_, shipped in (
+            ("mean member", mean, 1.0, 1.0, None),
+            (f"ensemble of {count}", ensemble, cost, size, members),
+            ("best member", best, 1.0, 1.0, network if runner.allows(1, 1) else None),
+        ):
+            gain = scores.gain(own)
+            runner.add(Trial(name, "", own, gain, passes, 0, 0.0, "", "reference", size=bytes_, network=shipped))
+
+    # Trainings
+
+    def _routes(self, setting: Setting, found: RowPredictions, merged: nn.Module | None = None) -> list[Route]:
+        """Return the routes that train something, most promising first."""
+        if setting.members.num_members < 2:
+            return []
+        expensive = self.effort == "all"
+        routes = list(find_distillations(setting, merged, expensive=expensive))
+        return [*routes[:2], *find_ensembles(setting, found, expensive=expensive), *routes[2:]]
+
+    def _drop_expensive(self, setting: Setting, found: RowPredictions) -> None:
+        """Drop what does not meet the budget before it is trained.
+
+        Raises:
+            EnfoldError: If nothing meets it.
+        """
+        runner, routes = self.runner, self._routes(setting, found)
+        self.dropped: set[str] = set()
+        for route in routes:
+            if route.student is None and route.blank is None:
+                continue
+            blank = route.blank_model(setting)
+            cost, size = runner.scores.cost(blank), runner.scores.size(blank)
+            if not runner.allows(cost, size):
+                note, nan = f"above the budget of {runner.limits}", float("nan")
+                self.dropped.add(route.name)
+                runner.add(Trial(route.name, route.idea, {}, nan, cost, 0, 0.0, note, route.kind, size=size))
+        if routes and self.dropped == {route.name for route in routes} and not self._candidates():
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        tried = [trial for trial in self.runner.trials if trial.kind != "reference"]
+        cheapest = min(tried or self.runner.trials, key=lambda trial: (trial.cost, trial.size))
+        raise EnfoldError(
+            f"no network meets the budget of {self.runner.limits}, the cheapest, `{cheapest.name}`, has "
+            f"{cheapest.cost:.2f}x and {cheapest.size:.2f}x the size: raise budget, or pass a smaller student="
+        )
+
+    def _train(self, setting: Setting, found: RowPredictions) -> None:
+        """Train routes in rounds, the best for all epochs, beside the controls."""
+        runner = self.runner
+        routes = self._routes(setting, found, self._good_merge(setting))
+        routes = [route for route in routes if route.name not in self.dropped]
+        controls = self._controls(setting)
+        number, epochs = self._plan(setting, routes, len(controls))
+        runner.final_epochs = epochs
+        self.left_out = tuple(route.name for route in routes[number:])
+        routes = routes[:number]
+        for each in make_rounds(len(routes), epochs):
+            tried = [(self._loss(runner.run_route(route, setting, each.epochs), setting), route) for route in routes]
+            routes = [route for _, route in sorted(tried, key=lambda pair: pair[0])][: each.kept]
+        started = clock.monotonic()
+        self._final(setting, routes[:1], controls, epochs)
+        duration = clock.monotonic() - started
+        if runner.limit.seconds is not None and 1.2 * LONG * duration < runner.limit.left():
+            self._final(setting, routes[:1], controls, LONG * epochs)
+
+    def _final(self, setting: Setting, finalist: list[Route], controls: dict[str, Control], epochs: int) -> None:
+        for name, (idea, make) in controls.items():
+            self.runner.run(Route(name, idea), setting, epochs, partial(make, epochs), "control")
+        for route in finalist:
+            self.runner.run_route(route, setting, epochs)
+
+    def _controls(self, setting: Setting) -> dict[str, Control]:
+        """Return the trainings on labels that routes are compared with, by name."""
+        runner = self.runner
+        if not setting.has_networks or not runner.allows(1, 1):
+            return {}
+
+        def control(epochs: int, checkpoint: Path | None, log: Log) -> nn.Module:
+            return train_control(
+                setting.best_member(),
+                self.data,
+                config=setting.settings(epochs),
+                checkpoint=checkpoint,
+                on_epoch=runner.guard,
+                logger=log,
+                title="control",
+                quiet=runner.quiet,
+            )
+
+        def refit(epochs: int, checkpoint: Path | None, log: Log) -> nn.Module:
+            network = initialize_member(setting.best_member(), self.config.seed, -1, trained=True)[0]
+            fit(
+                network,
+                self.data,
+                config=setting.settings(epochs),
+                checkpoint=checkpoint,
+                on_epoch=runner.guard,
+                logger=log,
+                title="refit",
+                quiet=runner.quiet,
+            )
+            return network
+
+        found: dict[str, Control] = {"control": ("one member trained as long on the labels", control)}
+        if setting.folds is not None:
+            found["refit"] = ("one network refitted on all data", refit)
+        return found
 
     def _good_merge(self, setting: Setting) -> nn.Module | None:
         """Return the best merge if it is closer to a member than to chance, as a start of a distillation."""
-        merges = [trial for trial in self.trials if trial.kind == "merge" and trial.is_candidate]
-        best = min(merges, key=lambda trial: self._loss(trial, setting.diagnosis), default=None)
-        diagnosis = setting.diagnosis
-        if best is None or self._loss(best, diagnosis) > 1.5 * diagnosis.mean_member:
+        merges = [trial for trial in self._candidates() if trial.kind == "merge"]
+        best = min(merges, key=lambda trial: self._loss(trial, setting), default=None)
+        if best is None or self._loss(best, setting) > CLOSE * setting.diagnosis.mean_member:
             return None
         return best.network
 
-    def _affordable(self, setting: Setting, routes: int) -> int:
-        """Return the epochs that fit into the time limit, measured by one epoch of the first route."""
-        if self.seconds is None or not self.config.epochs:
-            return self.config.epochs
+    def _plan(self, setting: Setting, routes: list[Route], controls: int) -> tuple[int, int]:
+        """Return how many routes are tried and for how many epochs, from the time that one epoch takes."""
+        epochs, runner = self.config.epochs, self.runner
+        if runner.limit.seconds is None or not epochs or not routes:
+            return len(routes), epochs
+        names = [route.name for route in routes]
+        detail = f"{runner.limit.seconds} {runner.limits} {names} {self.config.changes()}"
+        stored = runner.store.read_plan(detail)
+        if stored is not None:
+            return int(stored["routes"]), int(stored["epochs"])
         before = clock.monotonic()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnchangedWarning)  # its result is not used
-            next(find_distillations(setting)).run(setting, 1, quiet=True)
-        epoch = clock.monotonic() - before
-        # A mixed epoch costs about as much; the control costs less.
-        share = routes / SHORT + FINALISTS + 1
-        affordable = int(0.85 * self._left() / (epoch * share))
-        return max(1, min(self.config.epochs, affordable))
+            routes[0].run(setting, 1, quiet=True)
+        units = PART * runner.limit.left() / (clock.monotonic() - before)
+        number, epochs = plan_epochs([route.effort for route in routes], epochs, controls, units)
+        runner.store.write_plan(detail, {"routes": number, "epochs": epochs})
+        return number, epochs
 
-    def _left(self) -> float:
-        """Return the seconds that are left."""
-        return float("inf") if self.seconds is None else self.seconds - (clock.monotonic() - self.started)
+    # Choice
 
-    def _guard(self, record: Epoch) -> None:
-        if self._left() <= 0:
-            raise _OutOfTime
+    def _candidates(self) -> list[Trial]:
+        return [trial for trial in self.runner.trials if trial.is_candidate]
 
-    def _try(self, route: Route, setting: Setting, epochs: int, kind: str = "distillation") -> Trial:
-        def make(checkpoint: Path | None) -> nn.Module:
-            return route.run(setting, epochs, on_epoch=self._guard, checkpoint=checkpoint, quiet=self.quiet)
+    def _loss(self, trial: Trial, setting: Setting) -> float:
+        return trial.scores.get(setting.diagnosis.criterion, float("inf"))
 
-        return self._record(route.name, route.idea, kind, epochs, make, setting.student)
-
-    def _try_control(self, setting: Setting, epochs: int) -> None:
-        if not self.members.is_expandable:
-            return
-
-        def make(checkpoint: Path | None) -> nn.Module:
-            config = self.config.replace(epochs=epochs, warmup_epochs=min(self.config.warmup_epochs, epochs))
-            config = config.replace(task=self.task)
-            return train_control(
-                self.members,
-                self.data,
-                config=config,
-                checkpoint=checkpoint,
-                on_epoch=self._guard,
-                title="control",
-                quiet=self.quiet,
-            )
-
-        self._record("control", "one member trained as long on the labels", "control", epochs, make, None)
-
-    def _record(
-        self,
-        name: str,
-        idea: str,
-        kind: str,
-        epochs: int,
-        make: Callable[[Path | None], nn.Module],
-        student: Callable[[], nn.Module] | None,
-    ) -> Trial:
-        """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason."""
-        before, note, network = clock.monotonic(), "", None
-        stored = None if self.folder is None else self.folder / f"{_slug(name)}-{self._key(name, epochs)}.safetensors"
-        try:
-            if self._left() <= 0:
-                raise _OutOfTime
-            if stored is not None and stored.exists():
-                network = self._load(stored, student)
-            else:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", UnchangedWarning)  # the table says so
-                    network = make(None if stored is None else stored.with_suffix(".checkpoint"))
-                self._store(network, stored)
-                if stored is not None:
-                    stored.with_suffix(".checkpoint").unlink(missing_ok=True)
-        except _OutOfTime:
-            note = "stopped: out of time"
-        except (EnfoldError, NotImplementedError, RuntimeError) as error:
-            note = f"failed: {str(error).split(': ')[0]}"
-        seconds = clock.monotonic() - before
-        trial = Trial(name, idea, {}, float("nan"), 1.0, epochs, seconds, note, kind)
-        if network is not None:
-            trial = self._scored(trial, network)
-        self.trials.append(trial)
-        self._say(f"{name}: {note or 'done'}")
-        return trial
-
-    def _scored(self, trial: Trial, network: nn.Module) -> Trial:
-        found = predict(network.eval(), self.data.val, task=StudentTask(teacher=self.task))
-        scores = {name: metric(found) for name, metric in metrics_for(found).items()}
-        cost = self._cost(network)
-        fits = cost <= 1.001 * self.budget
-        note = "" if fits else f"above the budget of {self.budget:g}x"
-        if (
-            fits
-            and trial.epochs
-            and math.isclose(scores[found.criterion], self._best.get(found.criterion, 0.0), rel_tol=1e-5)
-        ):
-            note = "unchanged, no epoch was better than the start"
-        return replace(
-            trial, scores=scores, gain=self._gain(scores), cost=cost, network=network if fits else None, note=note
-        )
-
-    def _store(self, network: nn.Module, path: Path | None) -> None:
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        state = {name: tensor.detach().clone().contiguous() for name, tensor in network.state_dict().items()}
-        with atomic_path(path) as temporary:
-            save_file(state, temporary)
-
-    def _load(self, path: Path, student: Callable[[], nn.Module] | None) -> nn.Module:
-        network = student() if student is not None else self.members.member(0)
-        network.load_state_dict(load_file(path))
-        return network.eval()
-
-    def _key(self, name: str, epochs: int) -> str:
-        """Return a digest of everything that a trial depends on."""
-        state = [value for value in self.members.state_dict().values() if isinstance(value, Tensor)]
-        identity = {"data": content(self.data, ("train", "val")), "config": self.config.changes(), "epochs": epochs}
-        return digest(state, f"{name}{identity}{self.inputs}")[:16]
-
-    # Scores
-
-    def _add_references(self, diagnosis: Diagnosis) -> None:
-        """Add the mean member, the best member and the ensemble to the table."""
-        found: RowPredictions = predict(self.members, self.data.val, task=self.task)
-        metrics = metrics_for(found)
-        each = [found.member(index) for index in range(found.num_members)]
-        mean = {name: sum(metric(one) for one in each) / len(each) for name, metric in metrics.items()}
-        self._references = (mean, {name: metric(found) for name, metric in metrics.items()})
-        self._metrics = metrics
-        self._headline = found.headline
-        best = self._best = {name: metric(each[diagnosis.best_member]) for name, metric in metrics.items()}
-        is_network = self.members.is_expandable or isinstance(self.members, MixedEnsemble)
-        network = copy_network(self.members.member(diagnosis.best_member)) if is_network else None
-        rows = (
-            ("mean member", mean, 1.0, None),
-            (f"ensemble of {found.num_members}", self._references[1], float(found.num_members), None),
-            ("best member", best, 1.0, network if self.budget >= 1 else None),
-        )
-        for name, scores, cost, own in rows:
-            self.trials.append(Trial(name, "", scores, self._gain(scores), cost, 0, 0.0, "", "reference", own))
-
-    def _gain(self, scores: dict[str, float]) -> float:
-        mean, ensemble = self._references
-        criterion = next(name for name in (self._criterion, "mse", "nll") if name in scores and name in ensemble)
-        return gain_recovered(scores[criterion], mean[criterion], ensemble[criterion], higher_is_better=False)
-
-    @property
-    def _criterion(self) -> str:
-        return getattr(self.task, "criterion", "nll")
-
-    def _cost(self, network: nn.Module) -> float:
-        """Return the operations of a prediction relative to one member."""
-        if not self.members.is_expandable and not isinstance(self.members, MixedEnsemble):
-            return 1.0
-        member = self.members.member(0)
-        shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (network, member)]
-        if type(network) is type(member) and shapes[0] == shapes[1]:
-            return 1.0
-        inputs = self._example()
-        try:
-            return flops(network, inputs) / flops(member, inputs)
-        except (ZeroDivisionError, RuntimeError, TypeError):  # operations that are not counted
-            sizes = [sum(p.numel() for p in each.parameters()) for each in (network, member)]
-            return sizes[0] / max(1, sizes[1])
-
-    def _example(self) -> Any:
-        if isinstance(self.data.train, Split):
-            return self.data.prepare(self.data.train.inputs[:2])
-        return first_inputs(self.data.train)
-
-    def _loss(self, trial: Trial, diagnosis: Diagnosis) -> float:
-        return trial.scores.get(diagnosis.criterion, float("inf"))
-
-    def _choose(self, diagnosis: Diagnosis) -> Compression:
-        candidates = [trial for trial in self.trials if trial.is_candidate]
+    def _choose(self, diagnosis: Diagnosis, found: RowPredictions, longer: int) -> Compression:
+        candidates, runner = self._candidates(), self.runner
         if not candidates:
-            costs = [trial.cost for trial in self.trials if trial.scores and trial.kind != "reference"]
-            cheapest = f"{min(costs):.2f}x" if costs else "1x"
-            raise EnfoldError(
-                f"no network meets the budget of {self.budget:g}x, the cheapest has {cheapest}: raise budget, or pass "
-                "a smaller student="
-            )
-        chosen = min(candidates, key=lambda trial: self._loss(trial, diagnosis))
-        percent = frozenset(name for name, metric in self._metrics.items() if metric.unit == "%")
-        return Compression(chosen, self.trials, diagnosis, self._headline, percent, self.budget)
-
-    def _say(self, text: str) -> None:
-        if not self.quiet:
-            left = "" if self.seconds is None else f"  {max(0, self._left()):.0f} s left"
-            print(f"compress: {text}{left}", file=sys.stderr, flush=True)
-
-
-def parse_budget(budget: str | float) -> float:
-    """Return the budget as a factor on the cost of one member.
-
-    Raises:
-        EnfoldError: If it is not a positive number such as "1x" or 0.5.
-    """
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*x?\s*", str(budget)) if not isinstance(budget, bool) else None
-    if match is None or not float(match[1]) > 0:
-        raise EnfoldError(f'budget must be a positive factor such as "1x" or 0.5, got {budget!r}: change budget')
-    return float(match[1])
-
-
-def parse_time(limit: str | float | None) -> float | None:
-    """Return a duration in seconds.
-
-    Raises:
-        EnfoldError: If it is not a positive duration such as "30 min", "2h" or a number of seconds.
-    """
-    if limit is None:
-        return None
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-z]*)\s*", str(limit)) if not isinstance(limit, bool) else None
-    unit = "" if match is None else match[2].removesuffix("s") or "s"
-    if match is None or unit not in UNITS or not float(match[1]) > 0:
-        raise EnfoldError(
-            f'time must be a duration such as "30 min" or a number of seconds, got {limit!r}: change time'
-        )
-    return float(match[1]) * UNITS[unit]
-
-
-def _as_members(models: Any, network: Callable[[], nn.Module] | None) -> Ensemble:
-    if isinstance(models, Ensemble):
-        return models
-    is_file = isinstance(models, str | Path)
-    files = [models] if is_file else list(models) if isinstance(models, Sequence) else []
-    if files and all(isinstance(each, str | Path) for each in files):
-        if network is None:
-            raise EnfoldError("network must be given for checkpoint files, got None: pass a function that makes it")
-        return DeepEnsemble.from_checkpoints(models if is_file else files, network)
-    if not files or not all(isinstance(each, nn.Module) for each in files):
-        raise EnfoldError(
-            f"models must be an ensemble, networks or checkpoint files, got {type(models).__name__}: pass "
-            "DeepEnsemble([a, b, c])"
-        )
-    if len(files) < 2:
-        raise EnfoldError("models must be at least 2 networks, got one network: pass the members of an ensemble")
-    try:
-        return as_ensemble(files)
-    except EnfoldError:  # networks of different architectures
-        return MixedEnsemble(files)
-
-
-def _refuse_identical(members: Ensemble, data: Data, task: Task) -> None:
-    """Refuse members that are one network, from which nothing can be gained; it also infers the task."""
-    found = predict(members, data.val, task=task)
-    values = getattr(found, "log_probs", None)
-    values = getattr(found, "means", values) if values is None else values
-    if found.num_members > 1 and isinstance(values, Tensor) and bool((values == values[:1]).all()):
-        raise EnfoldError(
-            f"models must differ, got {found.num_members} members with identical outputs: pass members that were "
-            "trained with different seeds"
+            self._refuse()
+        chosen = min(candidates, key=lambda trial: (trial.scores.get(diagnosis.criterion, math.inf), trial.cost))
+        runner.log.log_settings({"recommended": chosen.name})
+        return Compression(
+            chosen,
+            runner.trials,
+            diagnosis,
+            found.headline,
+            frozenset(name for name, metric in metrics_for(found).items() if metric.unit == "%"),
+            runner.budget,
+            runner.memory,
+            self.members,
+            longer,
+            self.left_out,
+            runner.resumed,
         )
 
 
-def _join(*notes: str) -> str:
-    return "; ".join(note for note in notes if note)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def _for_one(config: TrainConfig, member: int) -> TrainConfig:
+    """Return the settings of a member for a student, which learns from all examples."""
+    names = ("lr", "weight_decay", "label_smoothing")
+    own = {name: value[member] for name in names if isinstance(value := getattr(config, name), tuple)}
+    return config.replace(folds=None, bootstrap=False, **own)

@@ -83,12 +83,12 @@ def as_split(inputs: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], where: 
     return Split(*tensors)
 
 
-def check_split(split: Split, num_classes: int, where: str) -> None:
+def check_split(split: Split, num_classes: int | None, where: str) -> None:
     """Check that a split has examples, labels in 0 ... num_classes - 1 and finite inputs.
 
     Args:
         split: The split.
-        num_classes: Number of classes.
+        num_classes: Number of classes; None for targets that are not classes.
         where: Its name in error messages.
 
     Raises:
@@ -96,14 +96,8 @@ def check_split(split: Split, num_classes: int, where: str) -> None:
     """
     if not len(split):
         raise EnfoldError(f"{where} must have at least one example, got none: add examples or remove the split")
-    low, high = int(split.labels.min()), int(split.labels.max())
-    if low < 0:
-        raise EnfoldError(f"labels must not be negative, got {low} in {where}: number the classes from 0")
-    if high >= num_classes:
-        raise EnfoldError(
-            f"labels must be 0 ... {num_classes - 1} for {num_classes} classes, got {high} in {where}: "
-            "correct the labels, or train on every class that is tested"
-        )
+    if num_classes is not None:
+        _check_labels(split, num_classes, where)
     if split.inputs.is_floating_point():
         for start, chunk in zip(range(0, len(split), CHUNK), split.inputs.split(CHUNK), strict=True):
             bad = ~torch.isfinite(chunk).flatten(1).all(1)
@@ -112,6 +106,17 @@ def check_split(split: Split, num_classes: int, where: str) -> None:
                     f"inputs must be finite, got NaN or infinity in example {start + int(bad.nonzero()[0])} of "
                     f"{where}: remove or correct such examples"
                 )
+
+
+def _check_labels(split: Split, num_classes: int, where: str) -> None:
+    low, high = int(split.labels.min()), int(split.labels.max())
+    if low < 0:
+        raise EnfoldError(f"labels must not be negative, got {low} in {where}: number the classes from 0")
+    if high >= num_classes:
+        raise EnfoldError(
+            f"labels must be 0 ... {num_classes - 1} for {num_classes} classes, got {high} in {where}: "
+            "correct the labels, or train on every class that is tested"
+        )
 
 
 def channel_statistics(inputs: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -46,7 +46,46 @@ def flip(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
 
 
-AUGMENTATIONS: dict[str, Augmentation] = {"pad-crop": pad_crop, "flip": flip}
+AREA = (0.08, 1.0)  # of a crop, as a fraction of the image
+RATIO = (3 / 4, 4 / 3)  # of width and height of a crop
+TRIALS = 10
+
+
+def inception_crop(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random crop of each image, resized to the size of the image.
+
+    The area of a crop is uniform in 8 to 100 % of the image, and the logarithm of its aspect ratio in 3/4 to 4/3; of
+    ten draws the first that fits is used, or else the complete image. Crops are resized bilinearly, without
+    antialiasing. C. Szegedy et al., "Going deeper with convolutions", CVPR 2015, arXiv 1409.4842.
+
+    Args:
+        images: Images (B, C, H, W).
+        generator: CPU generator of the crops.
+
+    Raises:
+        EnfoldError: If the inputs are not images.
+    """
+    _require_images(images)
+    batch, _, height, width = images.shape
+    draws = torch.rand(4, TRIALS, batch, generator=generator, dtype=torch.float64)
+    area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * draws[0])
+    low, high = (torch.tensor(each, dtype=torch.float64).log() for each in RATIO)
+    ratio = torch.exp(low + (high - low) * draws[1])
+    across, down = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()  # (trials, B)
+    fits = (across >= 1) & (down >= 1) & (across <= width) & (down <= height)
+    chosen = fits.double().argmax(0, keepdim=True)  # the first
+    across, down, left, top = (each.gather(0, chosen)[0] for each in (across, down, draws[2], draws[3]))
+    is_possible = fits.any(0)
+    across, down = torch.where(is_possible, across, width), torch.where(is_possible, down, height)
+    left, top = (left * (width - across + 1)).floor(), (top * (height - down + 1)).floor()
+    theta = torch.zeros(batch, 2, 3, dtype=torch.float64)  # from the output's coordinates in [-1, 1] to the input's
+    theta[:, 0, 0], theta[:, 0, 2] = across / width, (2 * left + across) / width - 1
+    theta[:, 1, 1], theta[:, 1, 2] = down / height, (2 * top + down) / height - 1
+    grid = torch.nn.functional.affine_grid(theta.to(images), list(images.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+AUGMENTATIONS: dict[str, Augmentation] = {"pad-crop": pad_crop, "flip": flip, "inception-crop": inception_crop}
 
 
 def augmentation(names: Sequence[str]) -> Augmentation:

@@ -15,7 +15,7 @@ from enfold.data.data_module import is_data_module, read_loader, require_loader
 from enfold.data.dataset import Data, Part, Split
 from enfold.data.indexed import IndexedLoader
 from enfold.data.tree import count_examples, describe, first_examples, map_tensors, tensors
-from enfold.data.unpack import TARGETS, Batches, Unpack, Unpacked, count_inputs
+from enfold.data.unpack import TARGETS, Batches, Unpack, Unpacked, are_targets, count_inputs, no_targets
 from enfold.errors import EnfoldError
 
 Examples = Data | Part | Dataset[Any] | tuple[Any, ...]
@@ -36,6 +36,7 @@ def as_data(
     unpack: Unpack | None = None,
     network: nn.Module | None = None,
     indexed: bool = False,
+    needs_targets: bool = True,
 ) -> Data:
     """Convert training, validation and test examples to one `Data`.
 
@@ -48,6 +49,7 @@ def as_data(
             structures of batches.
         network: The network that gets the inputs, by which batches of three elements are understood.
         indexed: Whether batches of a Dataset of training examples come with the indices of these examples.
+        needs_targets: Whether examples without targets are refused; otherwise their targets are tensors (B, 0).
 
     Returns:
         The splits, with the shape of the inputs inferred from one batch.
@@ -55,7 +57,8 @@ def as_data(
     Raises:
         EnfoldError: If an argument is of another kind, or its batches have no inputs and target.
     """
-    read = Reader(batch_size, unpack, None if network is None else count_inputs(network), indexed)
+    num_inputs = None if network is None else count_inputs(network)
+    read = Reader(batch_size, unpack, num_inputs, indexed, needs_targets=needs_targets)
     if is_data_module(train) and val is None:
         val = read_loader(train, "val")
     given: dict[str, Any] = {"val": val, "test": test}
@@ -109,10 +112,20 @@ class Reader:
         unpack: Function that splits a batch; None for the usual structures.
         num_inputs: The number of inputs that the network takes; None if unknown.
         indexed: Whether batches of a Dataset of training examples have indices.
+        needs_targets: Whether examples without targets are refused.
     """
 
-    def __init__(self, batch_size: int, unpack: Unpack | None, num_inputs: int | None, indexed: bool = False) -> None:
+    def __init__(
+        self,
+        batch_size: int,
+        unpack: Unpack | None,
+        num_inputs: int | None,
+        indexed: bool = False,
+        *,
+        needs_targets: bool = True,
+    ) -> None:
         self.batch_size, self.unpack, self.num_inputs, self.indexed = batch_size, unpack, num_inputs, indexed
+        self.needs_targets = needs_targets
 
     def split(self, examples: Any, name: str) -> Part:
         """Return a `Split`, or the batches of a loader."""
@@ -122,6 +135,8 @@ class Reader:
             examples = require_loader(examples, name)
         if isinstance(examples, TensorDataset) and len(examples.tensors) == 2:
             examples = examples.tensors
+        if not self.needs_targets:
+            examples = _columns_without_targets(examples, name, self.num_inputs, is_unpacked=self.unpack is not None)
         if _is_named_columns(examples):
             examples = _from_named_columns(examples, name)
         elif _is_columns(examples):
@@ -143,7 +158,8 @@ class Reader:
         if not self.is_needed(examples):
             return examples
         loader = examples.loader if isinstance(examples, Batches) else examples
-        batches = Batches(loader, self.unpack or getattr(examples, "unpack", None), self.num_inputs)
+        unpack = self.unpack or getattr(examples, "unpack", None)
+        batches = Batches(loader, unpack, self.num_inputs, needs_targets=self.needs_targets)
         if not isinstance(loader, Iterator):  # reading from a generator would lose the batch
             try:
                 batch = first_batch(batches)
@@ -164,7 +180,8 @@ class Reader:
         """Return whether batches are to be split by other rules than before."""
         if not isinstance(examples, Batches):
             return True
-        return self.unpack is not None or (self.num_inputs is not None and examples.num_inputs is None)
+        is_optional = not self.needs_targets and examples.needs_targets
+        return self.unpack is not None or is_optional or (self.num_inputs is not None and examples.num_inputs is None)
 
 
 class Columns(Dataset[Any]):
@@ -187,6 +204,38 @@ class Columns(Dataset[Any]):
         """
         chosen = torch.tensor(indices)
         return map_tensors(lambda tensor: tensor[chosen], self.columns)
+
+
+def _columns_without_targets(examples: Any, name: str, num_inputs: int | None, *, is_unpacked: bool) -> Any:
+    """Return examples in memory that have inputs only, as a `Split` or as columns; other examples are unchanged."""
+    columns = tuple(examples.tensors) if isinstance(examples, TensorDataset) else examples
+    if isinstance(columns, Tensor | np.ndarray):
+        columns = (columns,)
+    if not isinstance(columns, list | tuple) or not columns or not _is_column_sequence(columns):
+        return examples
+    if len(columns) == 2 and columns[1] is None:
+        columns = columns[:1]
+    elif len(columns) > 1 and (len(columns) != num_inputs or any(isinstance(each, tuple | dict) for each in columns)):
+        return examples
+    inputs = tuple(_as_column(each, name, is_target=False) for each in columns)
+    _require_equal_lengths(inputs, describe(columns), name)
+    if len(inputs) == 1 and isinstance(inputs[0], Tensor) and not is_unpacked:
+        return Split(inputs[0], no_targets(inputs[0]))
+    return Columns(inputs)
+
+
+def _is_column_sequence(columns: Any) -> bool:
+    return _is_columns(columns) or (len(columns) == 2 and columns[1] is None and bool(tensors(columns[0])))
+
+
+def has_targets(part: Part) -> bool:
+    """Return whether examples have targets, from their first batch; a loader that cannot be read twice has them."""
+    if isinstance(part, Split):
+        return are_targets(part.targets)
+    if not isinstance(part, Batches) or part.needs_targets or isinstance(part.loader, Iterator):
+        return True
+    batch = first_batch(part)
+    return batch is None or are_targets(batch.target)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Folders of images: one subfolder per class, optionally below train, validation and test."""
+"""Folders of images: one subfolder per class, optionally below train, validation and test; ImageNet, TinyImageNet."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from enfold.data.dataset import Split
+from enfold.data.imagenet import ImageNetFiles, find_imagenet
 from enfold.data.parts import Parts
 from enfold.data.raw import require_memory
 from enfold.errors import EnfoldError, MissingExtra
@@ -30,7 +31,8 @@ def read_folder(folder: Path, size: int | Size | None = None) -> Parts:
     """Read the images of a folder: grey if all of them are grey, else RGB.
 
     Args:
-        folder: Folder with one subfolder per class, or with train, validation and test folders of such subfolders.
+        folder: Folder with one subfolder per class, or with train, validation and test folders of such subfolders; or
+            ImageNet or TinyImageNet as they are distributed (`enfold.data.imagenet`).
         size: Resize images to this size, a number or (height, width); by default they must all have the same size.
 
     Returns:
@@ -39,14 +41,29 @@ def read_folder(folder: Path, size: int | Size | None = None) -> Parts:
     Raises:
         EnfoldError: If the layout is wrong, an image is unreadable or sizes differ.
     """
+    official = find_imagenet(folder)
+    if official is not None:
+        return _read_imagenet(folder, official, size)
     parts = _part_folders(folder)
     names = tuple(sorted(path.name for path in _subfolders(parts["train"])))
     files = {part: _files(path, names) for part, path in parts.items()}
     every = [path for listed in files.values() for path, _ in listed]
-    shape, mode = _common_form(every, (size, size) if isinstance(size, int) else size)
+    shape, mode = _common_form(every, _as_size(size))
     splits = {part: _read_split(listed, shape, mode) for part, listed in files.items()}
     source = f"{folder.resolve().name} from {folder.resolve().parent}"
     return Parts(splits["train"], splits.get("val"), splits.get("test"), len(names), source, names)
+
+
+def _as_size(size: int | Size | None) -> Size | None:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _read_imagenet(folder: Path, files: ImageNetFiles, size: int | Size | None) -> Parts:
+    """Read ImageNet or TinyImageNet; the official validation images are the test split."""
+    shape, _ = _common_form([path for listed in (files.train, files.test) for path, _ in listed], _as_size(size))
+    train, test = (_read_split(listed, shape, "RGB") for listed in (files.train, files.test))
+    source = f"{folder.resolve().name} from {folder.resolve().parent}"
+    return Parts(train, None, test, len(files.names), source, files.names)
 
 
 def _subfolders(folder: Path) -> list[Path]:

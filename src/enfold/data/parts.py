@@ -26,7 +26,7 @@ class Parts:
     train: Split
     val: Split | None
     test: Split | None
-    num_classes: int
+    num_classes: int | None  # None for targets that are not classes
     source: str
     names: tuple[str, ...] = ()
 
@@ -64,7 +64,12 @@ def assemble(
         size = resolve_size(TEST_FRACTION, len(train), "the test split")
         train, test = divide(train, size, TEST_SEED)
     own, names, num_classes = parts.val, parts.names, parts.num_classes
-    if exclude_classes:
+    if exclude_classes and num_classes is None:
+        raise EnfoldError(
+            f"exclude_classes must be empty for data without classes, got {list(exclude_classes)} for {parts.source}: "
+            "leave it out"
+        )
+    if exclude_classes and num_classes is not None:
         train, test = (remove_classes(each, exclude_classes, num_classes) for each in (train, test))
         own = None if own is None else remove_classes(own, exclude_classes, num_classes)
         names, num_classes = _remaining_names(names, exclude_classes), num_classes - len(set(exclude_classes))
@@ -171,8 +176,10 @@ def _remaining_names(names: tuple[str, ...], classes: Sequence[int]) -> tuple[st
 
 
 def divide(split: Split, size: int, seed: int) -> tuple[Split, Split]:
-    """Return the rest and a stratified subset of `size` examples."""
-    rest, part = stratified_split(split.labels, size, seed)
+    """Return the rest and a subset of `size` examples, stratified if there is one class per example."""
+    has_classes = split.targets.ndim == 1 and not split.targets.is_floating_point() and bool((split.targets >= 0).all())
+    labels = split.targets if has_classes else torch.zeros(len(split), dtype=torch.long)
+    rest, part = stratified_split(labels, size, seed)
     return split[rest], split[part]
 
 
@@ -183,7 +190,7 @@ def _validation_size(size: int | float | None, available: int) -> int:
 
 
 def _join(first: Split, second: Split) -> Split:
-    return Split(torch.cat([first.inputs, second.inputs]), torch.cat([first.labels, second.labels]))
+    return Split(torch.cat([first.inputs, second.inputs]), torch.cat([first.targets, second.targets]))
 
 
 def _in_memory(part: Part, name: str) -> Split:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from enfold.data.arrays import check_split
+from enfold.data.convert import as_data
 from enfold.data.dataset import Data, Split
+from enfold.data.diabetes import DIABETES
 from enfold.data.digits import DIGITS
 from enfold.data.fashion_mini import FASHION_MINI
 from enfold.data.folder import read_folder
@@ -20,8 +22,11 @@ from enfold.errors import EnfoldError, closest
 from enfold.io.usercode import call, find_path, resolve, searched_folders
 
 SOURCES: dict[str, Source] = {
-    source.name: source for source in (FASHION_MINI, DIGITS, FASHION_MNIST, MNIST, CIFAR10, CIFAR100)
+    source.name: source for source in (FASHION_MINI, DIGITS, DIABETES, FASHION_MNIST, MNIST, CIFAR10, CIFAR100)
 }
+
+
+PARTS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -173,17 +178,28 @@ def _read_path(path: Path, size: int | tuple[int, int] | None) -> Parts:
 
 def _call_user_function(reference: str) -> Data:
     make = resolve(reference)
-    data = call(reference, make) if callable(make) else make
-    if not isinstance(data, Data):
-        raise EnfoldError(
-            f"'{reference}' must be a function without arguments that returns enfold.Data, got "
-            f"{type(data).__name__}: return Data(train, val, test, num_classes, shape)"
-        )
+    data = _as_data(reference, call(reference, make) if callable(make) else make)
     for name in ("train", "val", "test"):
         part = getattr(data, name)
         if isinstance(part, Split):
-            check_split(part, data.known_classes(), f"the {name} split of {reference}")
+            check_split(part, data.num_classes, f"the {name} split of {reference}")
     return data if data.source != Data.source else data.replace(source=reference)
+
+
+def _as_data(reference: str, made: Any) -> Data:
+    """Return what the user's function returned: data, or training, validation and test examples of any kind."""
+    if isinstance(made, Data):
+        return made
+    parts = made if isinstance(made, Mapping) else None
+    if isinstance(made, tuple) and len(made) == len(PARTS):
+        parts = dict(zip(PARTS, made, strict=True))
+    if parts is None or not {*PARTS} <= parts.keys() <= {*PARTS, "unpack"}:
+        raise EnfoldError(
+            f"'{reference}' must be a function without arguments that returns enfold.Data, got "
+            f"{type(made).__name__}: return Data(train, val, test, num_classes, shape), or (train, val, test), each a "
+            "DataLoader, a Dataset or a pair (inputs, targets), or a dict of them with unpack="
+        )
+    return as_data(parts["train"], parts["val"], parts["test"], unpack=parts.get("unpack"))
 
 
 def _root(root: str | Path | None) -> Path | None:

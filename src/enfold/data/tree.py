@@ -113,6 +113,18 @@ def to_device(tree: Any, device: torch.device | str) -> Any:
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)
 
 
+def named_tensors(tree: Any, name: str = "") -> list[tuple[str, Tensor]]:
+    """Return the tensors of containers with their names, such as "image" or "0.mask"; of other objects none."""
+    if isinstance(tree, Tensor):
+        return [(name, tree)]
+    items: Any = ()
+    if isinstance(tree, Mapping):
+        items = tree.items()
+    elif isinstance(tree, list | tuple):
+        items = enumerate(tree)
+    return [found for key, value in items for found in named_tensors(value, f"{name}.{key}" if name else str(key))]
+
+
 def device_of(tree: Any) -> torch.device:
     """Return the device of the first tensor of a tree; the CPU if it has none."""
     if isinstance(tree, Tensor):

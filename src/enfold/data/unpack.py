@@ -5,6 +5,10 @@
 (x, y, weight)                               for a network that takes one input
 {"image": x, ..., "label": y}                a dictionary, named tuple or dataclass with a field for the target
 batch.y                                      an object, such as a batch of graphs, which is the input itself
+
+Where targets may be missing, as in a distillation, they are then a tensor without columns, (B, 0):
+
+x   (x,)   (x1, x2) for a network that takes two inputs   (x, None)   {...} or an object without a target
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from enfold.data.tree import describe
+from enfold.data.tree import count_examples, describe
 from enfold.errors import EnfoldError
 
 TARGETS = ("labels", "label", "targets", "target", "y")
@@ -34,6 +39,16 @@ class Unpacked(NamedTuple):
     weights: Tensor | None = None
 
 
+def no_targets(inputs: Any) -> Tensor:
+    """Return the targets of a batch without targets: a tensor without columns, (B, 0)."""
+    return torch.empty(count_examples(inputs) or 1, 0)
+
+
+def are_targets(targets: Any) -> bool:
+    """Return whether these are targets, and not what `no_targets` returned."""
+    return not (isinstance(targets, Tensor) and targets.ndim > 1 and targets.shape[-1] == 0)
+
+
 class Batches:
     """The batches of a loader, each as inputs, target and weights.
 
@@ -41,40 +56,78 @@ class Batches:
         loader: A DataLoader or another iterable of batches.
         unpack: Function that splits a batch; None for the rules above.
         num_inputs: The number of inputs that the network takes; None if unknown.
+        needs_targets: Whether batches without targets are refused.
     """
 
-    def __init__(self, loader: Iterable[Any], unpack: Unpack | None = None, num_inputs: int | None = None) -> None:
-        self.loader, self.unpack, self.num_inputs = loader, unpack, num_inputs
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        unpack: Unpack | None = None,
+        num_inputs: int | None = None,
+        *,
+        needs_targets: bool = True,
+    ) -> None:
+        self.loader, self.unpack, self.num_inputs, self.needs_targets = loader, unpack, num_inputs, needs_targets
 
     def __iter__(self) -> Iterator[Unpacked]:
         for batch in self.loader:
-            yield unpack_batch(batch, self.unpack, self.num_inputs)
+            yield unpack_batch(batch, self.unpack, self.num_inputs, needs_targets=self.needs_targets)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
 
-def unpack_batch(batch: Any, unpack: Unpack | None = None, num_inputs: int | None = None) -> Unpacked:
+def unpack_batch(
+    batch: Any, unpack: Unpack | None = None, num_inputs: int | None = None, *, needs_targets: bool = True
+) -> Unpacked:
     """Return a batch as inputs, target and weights.
 
     Args:
         batch: What a loader yielded.
         unpack: Function that splits it; None for the rules of this file.
         num_inputs: The number of inputs that the network takes; None if unknown.
+        needs_targets: Whether a batch without targets is refused; otherwise its target is a tensor without columns.
 
     Raises:
         EnfoldError: If the batch has no target, or it is not clear which part is the target.
     """
-    if unpack is not None:
-        found = unpack(batch)
-        if not isinstance(found, tuple) or len(found) not in (2, 3):
-            raise EnfoldError(
-                f"unpack must return (inputs, target) or (inputs, target, weights), got {describe(found)}: change the "
-                "function passed as unpack="
-            )
-        return Unpacked(*found)
-    if isinstance(batch, Unpacked):
+    if isinstance(batch, Unpacked) and unpack is None:
         return batch
+    found = _from_function(batch, unpack) if unpack is not None else None
+    if not needs_targets:
+        found = found or _without_target(batch, num_inputs)
+    found = found or _by_structure(batch, num_inputs)
+    if found.target is not None:
+        return found
+    if needs_targets:
+        raise _no_target(batch)
+    return found._replace(target=no_targets(found.inputs))
+
+
+def _from_function(batch: Any, unpack: Unpack) -> Unpacked:
+    found = unpack(batch)
+    if not isinstance(found, tuple) or len(found) not in (2, 3):
+        raise EnfoldError(
+            f"unpack must return (inputs, target) or (inputs, target, weights), got {describe(found)}: change the "
+            "function passed as unpack="
+        )
+    return Unpacked(*found)
+
+
+def _without_target(batch: Any, num_inputs: int | None) -> Unpacked | None:
+    """Return a batch that has no target; None if it has one."""
+    if isinstance(batch, Tensor):
+        return Unpacked(batch, None)
+    fields = _fields(batch)
+    if fields is not None:
+        return None if any(fields.get(name) is not None for name in TARGETS) else Unpacked(fields, None)
+    if isinstance(batch, list | tuple):
+        is_inputs = len(batch) == 1 or (num_inputs == len(batch) and all(isinstance(each, Tensor) for each in batch))
+        return Unpacked(batch[0] if len(batch) == 1 else tuple(batch), None) if is_inputs else None
+    return None if isinstance(getattr(batch, "y", None), Tensor) else Unpacked(batch, None)
+
+
+def _by_structure(batch: Any, num_inputs: int | None) -> Unpacked:
     fields = _fields(batch)
     if fields is not None:
         return _from_fields(batch, fields)

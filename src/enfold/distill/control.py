@@ -15,12 +15,14 @@ from enfold.data.convert import Examples, as_data, require
 from enfold.data.unpack import Unpack
 from enfold.distill.teacher import as_teacher, starting_member
 from enfold.ensemble import called_network
-from enfold.tasks import first_batch_task
+from enfold.loggers import Log, LoggerLike, logged
+from enfold.tasks import first_batch_task, task_of
 from enfold.train import TrainConfig, fit
 from enfold.train.config import as_config
 from enfold.train.history import Epoch, warn_if_unchanged
 
 
+@logged
 def train_control(
     members: nn.Module | Sequence[nn.Module],
     train: Examples,
@@ -29,6 +31,7 @@ def train_control(
     *,
     checkpoint: str | Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     title: str = "control",
     quiet: bool = False,
     unpack: Unpack | None = None,
@@ -43,7 +46,8 @@ def train_control(
         val: Validation examples, as for `fit`; without them member 0 is trained.
         config: Training settings; use those of the method that the control is compared with.
         checkpoint: A file from which an interrupted training continues to the same bits.
-        on_epoch: Called with the record of every epoch.
+        on_epoch: Called with the record of every epoch, an `Epoch`.
+        logger: Where settings and metrics are logged to, as for `fit`.
         title: The name on the progress bar.
         quiet: Show no progress bar.
         unpack: A function that splits a batch, as for `fit`.
@@ -59,7 +63,7 @@ def train_control(
     require(train, "train", "train_control")
     models = as_teacher(members)
     config = as_config(config).update(settings)
-    config = config.replace(task=first_batch_task(config.task or getattr(models, "task", None)))
+    config = config.replace(task=first_batch_task(config.task or task_of(models)))
     called = called_network(models) if isinstance(models, nn.Module) else None
     data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called)
     network, index = starting_member(models, data, config.task)
@@ -69,6 +73,7 @@ def train_control(
         config=config,
         checkpoint=checkpoint,
         on_epoch=on_epoch,
+        logger=logger,
         title=title,
         quiet=quiet,
         outputs=outputs,

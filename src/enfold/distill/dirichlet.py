@@ -155,7 +155,8 @@ def warn_if_overconfident(student: Dirichlet, models: nn.Module | CachedTeacher,
         cached = models.logits[:, :NUM_EXAMPLES] if isinstance(models, CachedTeacher) else None
         logits = _cpu_logits(models, inputs) if cached is None else cached  # type: ignore[arg-type]
         own = torch.log(_cpu_logits(student, inputs).double().exp().sum(-1)).mean()  # ln α_0
-    divergence = decomposition(Predictions(torch.log_softmax(logits, dim=-1), examples.labels.cpu())).rmi
+    unused = torch.zeros(len(examples), dtype=torch.long)  # labels, which there may be none of
+    divergence = decomposition(Predictions(torch.log_softmax(logits, dim=-1), unused)).rmi
     classes = logits.shape[-1]
     precision = torch.log(classes + (classes - 1) / (2 * divergence + SMALLEST)).mean()  # ln β_0
     ratio = float((own - precision).exp())  # (1)

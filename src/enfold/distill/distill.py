@@ -13,7 +13,8 @@ from torch import nn
 
 from enfold.arguments import check_value
 from enfold.data import Data, Split
-from enfold.data.convert import Examples, as_data, require
+from enfold.data.convert import Examples, as_data, has_targets, require
+from enfold.data.dataset import has_examples
 from enfold.data.unpack import Unpack
 from enfold.distill.cached import CachedTeacher
 from enfold.distill.loss import DistillationLoss
@@ -26,11 +27,22 @@ from enfold.distill.weight_penalty import WeightPenalty
 from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
 from enfold.engines.modes import eval_mode, refuse_inference_mode
-from enfold.ensemble import Ensemble, called_network, set_model_output
+from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError
-from enfold.evaluate import member_logits
+from enfold.evaluate import member_logits, predict
 from enfold.io.files import part_file
-from enfold.tasks import Classification, StudentTask, Task, as_task, current_task, first_batch_task
+from enfold.loggers import Log, LoggerLike, as_log, logged
+from enfold.tasks import (
+    Classification,
+    Inferred,
+    StudentTask,
+    Task,
+    as_task,
+    current_task,
+    first_batch_task,
+    known_task,
+    task_of,
+)
 from enfold.train import Objective, TrainConfig, fit
 from enfold.train.history import Epoch, warn_if_unchanged
 from enfold.train.optimize import trained_members
@@ -39,6 +51,7 @@ Student = Callable[[], nn.Module] | Ensemble
 Init = nn.Module | Literal["random"]
 
 
+@logged
 def distill(
     teacher: nn.Module | Sequence[nn.Module] | CachedTeacher | OutOfFoldTeacher,
     train: Examples,
@@ -54,6 +67,7 @@ def distill(
     checkpoint: str | Path | None = None,
     cache: str | Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     title: str | None = None,
     quiet: bool = False,
     unpack: Unpack | None = None,
@@ -68,8 +82,9 @@ def distill(
     Args:
         teacher: An ensemble, a network, a list of networks, cached logits (`CachedTeacher`), or members that answer for
             the examples that they were not trained on (`OutOfFoldTeacher`).
-        train: Training examples, as for `fit`.
-        val: Validation examples, as for `fit`; they choose the best epoch, and the member to start from.
+        train: Training examples, as for `fit`, or inputs only: a tensor, (inputs, None), or batches without targets.
+        val: Validation examples, as for `fit`; they choose the best epoch, and the member to start from. Without
+            targets, the epoch with the lowest divergence from the teacher is chosen, and the start is member 0.
         student: What is trained: None for a network of the members' architecture, a function that makes another
             network, or an ensemble, of which a copy is trained.
         init: The weights that the student starts from: a network, which is copied; "random" for new weights; None for
@@ -83,7 +98,8 @@ def distill(
         checkpoint: A file that is written after every epoch. If it exists, training continues from it to the same
             bits; other data, teachers, weights or settings are refused.
         cache: A folder for the teacher's logits, which are computed once if inputs never change.
-        on_epoch: Called with the record of every epoch.
+        on_epoch: Called with the record of every epoch, an `Epoch`.
+        logger: Where settings and metrics are logged to, as for `fit`.
         title: The name on the progress bar.
         quiet: Show no progress bar.
         unpack: A function that splits a batch, as for `fit`.
@@ -101,15 +117,25 @@ def distill(
         UnchangedWarning: If no epoch had a lower validation NLL than the start, which is then the result.
     """
     refuse_inference_mode("distill")
+    log = as_log(logger)
     require(train, "train", "distill")
     loss = KD() if loss is None else loss
     _check_arguments(student, init, loss, perturb, weight_penalty, penalty_reduction, config)
     folds = teacher if isinstance(teacher, OutOfFoldTeacher) else None
     models = as_teacher(teacher if folds is None else folds.members)
     config = loss.configure((config or TrainConfig()).update(settings))
-    config = config.replace(task=first_batch_task(config.task or getattr(models, "task", None)))
+    config = config.replace(task=first_batch_task(config.task or task_of(models)))
     network = _called_network(models, init)
-    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=network, indexed=folds is not None)
+    data = as_data(
+        train,
+        val,
+        batch_size=config.batch_size,
+        unpack=unpack,
+        network=network,
+        indexed=folds is not None,
+        needs_targets=False,
+    )
+    _check_targets(data, models, loss, config)
     if folds is not None:
         check_out_of_fold(folds, data, loss, perturb)
     if outputs is not None and isinstance(models, nn.Module):
@@ -132,6 +158,7 @@ def distill(
             checkpoint=checkpoint and part_file(Path(checkpoint), "first"),
             cache=cache,
             on_epoch=on_epoch,
+            logger=log.part("first_stage"),
             title=f"{title}, first stage",
             quiet=quiet,
         )
@@ -156,10 +183,11 @@ def distill(
         history = fit(
             model,
             data,
-            config=config.replace(task=StudentTask(teacher=as_task(config.task))),
+            config=config.replace(task=distillation.student_task),
             objective=objective,
             checkpoint=checkpoint,
             on_epoch=on_epoch,
+            logger=log,
             title=title,
             quiet=quiet,
             evaluated_model=loss.evaluated_model,
@@ -168,7 +196,9 @@ def distill(
     warn_if_unchanged(history, type(loss).__name__, start, remedy)
     if config.epochs:
         loss.check_result(model, models, data)
-    return loss.finish(model, data)
+    result = loss.finish(model, data)
+    set_model_task(result, known_task(distillation.student_task) or task_of(result))
+    return result
 
 
 def make_objective(
@@ -216,7 +246,7 @@ def make_objective(
         task=task,
         unseen=unseen,
     )
-    return DistillationObjective(loss, source, perturb, config.label_smoothing)
+    return DistillationObjective(loss, source, perturb, config.label_smoothing, StudentTask(teacher=task))
 
 
 def _called_network(models: nn.Module | CachedTeacher, init: object) -> nn.Module | None:
@@ -279,6 +309,26 @@ def _initial_network(
     return member, f"member {index}"
 
 
+def _check_targets(data: Data, models: nn.Module | CachedTeacher, loss: DistillationLoss, config: TrainConfig) -> None:
+    """Raise an error if examples have no targets, but the loss or the validation needs them."""
+    is_labelled = not has_examples(data.train) or has_targets(data.train)
+    if not is_labelled and loss.weights[0]:
+        raise EnfoldError(
+            f"loss must not use targets if train has none, got {loss!r}, which gives them the weight "
+            f"{loss.weights[0]:.3g}: pass alpha=1 (hard=0 for AEKD), or targets"
+        )
+    if not has_examples(data.val):
+        return
+    if not has_targets(data.val) and isinstance(models, CachedTeacher):
+        raise EnfoldError(
+            "val must have targets for a CachedTeacher, which has logits for training examples only, got inputs only: "
+            "pass targets, val=None, or the networks as teacher"
+        )
+    is_open = isinstance(current_task(as_task(config.task)), Inferred)
+    if not is_labelled and is_open and has_targets(data.val) and isinstance(models, nn.Module):
+        predict(models, data.val, task=config.task)  # the task follows from these targets
+
+
 def check_student(objective: DistillationObjective, model: nn.Module, config: TrainConfig) -> None:
     """Raise an error if the student does not fit teacher, data or settings; nothing is trained yet."""
     data, loss, teacher = objective.teacher.data, objective.loss, objective.teacher
@@ -294,6 +344,7 @@ def check_student(objective: DistillationObjective, model: nn.Module, config: Tr
     if isinstance(data.train, Split) and len(data.train):
         _check_classes(model, data, current_task(teacher.task))
     if objective.perturb is not None and teacher.models is not None:
+        objective.perturb.check_task(current_task(teacher.task))
         objective.perturb.check(teacher.models, model)
 
 

@@ -6,6 +6,9 @@ A perturbation is a frozen dataclass that maps inputs to inputs. Steps in pixel 
 
 x are pixels in [0, 1], before normalisation, so that a step has the same size in every channel. Data that are not known
 to be pixels (neither bytes nor given with a mean) are moved in their own unit and not clipped.
+
+Of inputs that are a tuple or dictionary of tensors, x are all floating-point tensors, joined to one row per example;
+tensors of other types, such as token indices and boolean masks, are not changed.
 """
 # Not `from __future__ import annotations`: types of inherited fields are then values and need no import elsewhere.
 
@@ -22,13 +25,23 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch
-from enfold.data.tree import describe
+from enfold.data.tree import (
+    clone,
+    count_examples,
+    describe,
+    device_of,
+    is_container,
+    map_tensors,
+    named_tensors,
+    to_device,
+)
 from enfold.distill.teacher import count_members
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
+from enfold.tasks import Classification, Inferred, Task
 
 
 @dataclass(frozen=True)
@@ -44,11 +57,12 @@ class Perturbation(ABC):
     """Base of all perturbations."""
 
     replaces_batch: ClassVar[bool] = False  # whether the labels' term, too, is computed at the perturbed inputs
+    needs_classes: ClassVar[bool] = False  # whether it reads outputs of the teachers as logits (B, C)
 
     @abstractmethod
     def __call__(
-        self, inputs: Tensor, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
-    ) -> Tensor:
+        self, inputs: Any, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
+    ) -> Any:
         """Return perturbed inputs, detached; given and returned as a network takes them, (B, ...).
 
         Teachers and student are not changed, neither their modes nor their gradients.
@@ -56,6 +70,14 @@ class Perturbation(ABC):
 
     def check(self, teachers: nn.Module, student: nn.Module) -> None:  # noqa: B027 - optional
         """Raise an error if teachers and student do not fit the perturbation; called before training."""
+
+    def check_task(self, task: Task) -> None:
+        """Raise an error if the perturbation reads the teachers' outputs as classes, and they are something else."""
+        if self.needs_classes and not isinstance(task, Inferred) and type(task) is not Classification:
+            raise EnfoldError(
+                f"perturb={type(self).__name__}() needs the logits of classes, got task='{task.name}': use Gaussian() "
+                "or Mixup()"
+            )
 
     def apply(
         self, batch: Batch, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
@@ -84,23 +106,88 @@ class PixelStep(Perturbation):
         """Return u of equation (1), shaped like the pixels, of which the logits are functions; 0 if undefined."""
 
     def __call__(
-        self, inputs: Tensor, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
-    ) -> Tensor:
+        self, inputs: Any, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
+    ) -> Any:
         """Return the inputs moved by one step."""
-        require_real(inputs)
+        parts = RealParts(inputs)
         self.check(teachers, student)
-        inputs = inputs.detach()
+        inputs = parts.values
         # float32 also if training runs in 16 bits, where gradients of confident teachers would be rounded to zero.
         with torch.enable_grad(), torch.autocast(inputs.device.type, enabled=False):
             pixels = data.denormalise(inputs).detach().requires_grad_()
-            seen = data.normalise(pixels)
+            seen = parts.rebuild(data.normalise(pixels))
             u = self.direction(pixels, MemberLogits(teachers, seen), MemberLogits(student, seen), generator).detach()
         pixels = pixels.detach()
         moved = pixels + (self.step / 255) * u  # (1)
         if data.has_pixels:  # values beyond [0, 1] before the step are not pulled in
             moved = torch.clamp(moved, pixels.clamp(max=0.0), pixels.clamp(min=1.0))
         still = moved.eq(pixels).flatten(1).all(1).view(-1, *(1,) * (inputs.ndim - 1))
-        return torch.where(still, inputs, data.normalise(moved))  # examples that do not move keep their bits
+        # Examples that do not move keep their bits.
+        return parts.rebuild(torch.where(still, inputs, data.normalise(moved)))
+
+
+class RealParts:
+    """The floating-point tensors of a batch as one tensor, which perturbations change.
+
+    Args:
+        inputs: A tensor, or a tuple or dictionary of tensors.
+
+    Raises:
+        EnfoldError: If no tensor has floating-point numbers, or examples cannot be told apart.
+    """
+
+    def __init__(self, inputs: Any) -> None:
+        self.inputs = inputs
+        self.is_single = isinstance(inputs, Tensor)
+        self.tensors = [tensor.detach() for _, tensor in real_tensors(inputs)]
+
+    @property
+    def values(self) -> Tensor:
+        """The tensor itself, or the tensors of a container as rows (B, D)."""
+        if self.is_single:
+            return self.tensors[0]
+        return torch.cat([tensor.flatten(1) for tensor in self.tensors], dim=1)
+
+    def rebuild(self, values: Tensor) -> Any:
+        """Return the inputs with other floating-point values, in the type and shape of the given ones."""
+        if self.is_single:
+            return values
+        parts = values.split([tensor[0].numel() for tensor in self.tensors], dim=1)
+        pairs = zip(parts, self.tensors, strict=True)
+        return replace_real(self.inputs, [part.view(old.shape).to(old.dtype) for part, old in pairs])
+
+
+def real_tensors(inputs: Any) -> list[tuple[str, Tensor]]:
+    """Return the floating-point tensors of a batch with their names, the empty name for inputs that are one tensor.
+
+    Raises:
+        EnfoldError: If there are none, or examples cannot be told apart.
+    """
+    named = named_tensors(inputs)
+    if not is_container(inputs) or not named:
+        raise EnfoldError(
+            f"perturb needs inputs that are a tensor, or a tuple or dict of tensors, got {describe(inputs)}: use "
+            "perturb=None, or unpack= to return the tensors"
+        )
+    real = [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
+    if not real:
+        given = ", ".join(f"{tensor.dtype} in '{name}'" if name else f"{tensor.dtype}" for name, tensor in named)
+        raise EnfoldError(f"perturb needs floating-point inputs, got {given}: use perturb=None for tokens")
+    if isinstance(inputs, Tensor):
+        return real
+    wrong = next((name for name, each in real if not each.ndim or len(each) != count_examples(real[0][1])), None)
+    if wrong is not None:
+        raise EnfoldError(
+            f"perturb needs tensors with one row per example, got '{wrong}' of another length in {describe(inputs)}: "
+            "use perturb=None"
+        )
+    return real
+
+
+def replace_real(inputs: Any, values: Sequence[Tensor]) -> Any:
+    """Return a batch with other floating-point tensors, in their order."""
+    left = iter(values)
+    return map_tensors(lambda tensor: next(left) if tensor.is_floating_point() else tensor, inputs)
 
 
 class MemberLogits:
@@ -109,11 +196,11 @@ class MemberLogits:
     A member of an ensemble runs without the others where it can. Parameters are read again for each batch.
     """
 
-    def __init__(self, model: nn.Module, inputs: Tensor) -> None:
+    def __init__(self, model: nn.Module, inputs: Any) -> None:
         self.model = model
         self.num_members = count_members(model)
-        device = next((tensor.device for tensor in model.parameters()), inputs.device)
-        self.inputs = inputs.to(device)
+        device = next((tensor.device for tensor in model.parameters()), device_of(inputs))
+        self.inputs = to_device(inputs, device)
         self._networks = _member_networks(model)
         self._runs_singly = bool(self._networks) or (isinstance(model, Ensemble) and model.is_expandable)
         self._logits: dict[int, Tensor] = {}
@@ -122,14 +209,14 @@ class MemberLogits:
         """Return the logits of one member, (B, C), differentiable in the inputs."""
         if index not in self._logits:
             self._logits.update({index: self._one(index)} if self._runs_singly else enumerate(self._all()))
-        return self._logits[index]
+        return _require_classes(self._logits[index])
 
     def detached(self, index: int) -> Tensor:
         """Return the same values without a gradient, (B, C)."""
         if index in self._logits or not self._runs_singly:
             return self.logits(index).detach()
         with torch.no_grad():
-            return self._one(index)
+            return _require_classes(self._one(index))
 
     @cached_property
     def _state(self) -> State:
@@ -142,7 +229,7 @@ class MemberLogits:
             code = self.model.code(index)
             state = {name: tensor.detach()[index] for name, tensor in self._state.items()}
             with eval_mode(code.network), code.use_values(state) as network:
-                return member_logits(network, self.inputs.clone() if code.writes_inputs else self.inputs)[0]
+                return member_logits(network, clone(self.inputs) if code.writes_inputs else self.inputs)[0]
         network = self._networks[index]
         with eval_mode(network), freeze_parameters(network):
             return member_logits(network, self.inputs)[0]
@@ -175,12 +262,14 @@ def freeze_parameters(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_()
 
 
-def require_real(inputs: Any) -> None:
-    """Raise an error for inputs that are not one tensor of floating-point numbers, such as tokens or a dictionary."""
-    if not isinstance(inputs, Tensor):
-        raise EnfoldError(f"perturb needs inputs that are one tensor, got {describe(inputs)}: use perturb=None")
-    if not inputs.is_floating_point():
-        raise EnfoldError(f"perturb needs floating-point inputs, got {inputs.dtype}: use perturb=None for tokens")
+def _require_classes(logits: Tensor) -> Tensor:
+    """Return logits (B, C); dense outputs and single outputs are refused."""
+    if logits.ndim != 2 or logits.shape[-1] < 2:
+        raise EnfoldError(
+            f"perturb needs the logits (B, C) of at least 2 classes, got outputs of shape {tuple(logits.shape)}: use "
+            "Gaussian() or Mixup()"
+        )
+    return logits
 
 
 def normalise_rms(gradient: Tensor) -> Tensor:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
 from enfold.data.content import content
+from enfold.data.convert import has_targets
 from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.data.tree import device_of, to_device
+from enfold.data.unpack import are_targets
 from enfold.distill.cached import CachedTeacher, write_logits
 from enfold.engines.copying import copy_network
 from enfold.engines.modes import ensure_eval_mode
@@ -43,11 +45,13 @@ class BatchTargets(NamedTuple):
         target: Targets (..., N, K), or (..., S, N, K) if each of S students has its own batch.
         task: The task of the teacher.
         chosen: Indices of the rows of the batch that are learned; None for all.
+        labels: The targets of the batch; None without any, or a tensor of their shape.
     """
 
     target: Tensor
     task: Task
     chosen: Tensor | None = None
+    labels: Any = None
 
 
 class Teacher:
@@ -82,6 +86,7 @@ class Teacher:
         self.task = as_task(task)
         self.targets: Tensor | None = None  # (..., N, K)
         self.mapped: Tensor | None = None  # (T, N, C): logits too large for memory
+        self._example_labels: Tensor | None = None  # in the shape of the targets of one example, without any
         is_cacheable = self._check(is_constant)
         if self.cached is not None or (is_constant and is_cacheable):
             self._hold(self.cached or self._compute())
@@ -100,16 +105,20 @@ class Teacher:
         device = device_of(batch.inputs)
         if self.targets is not None and batch.indices is not None:
             found = _rows(self.targets, batch.indices.cpu())
-            return BatchTargets(found.to(device), current_task(self.task))
+            return BatchTargets(found.to(device), current_task(self.task), None, self._labels_of(batch))
         if self.mapped is not None and batch.indices is not None:
             found = self._targets(self.mapped[:, batch.indices.cpu().flatten()], batch.indices)
             found = found.view(*found.shape[:-2], *batch.indices.shape, -1)
-            return BatchTargets(found.to(device), current_task(self.task))
+            return BatchTargets(found.to(device), current_task(self.task), None, self._labels_of(batch))
         students = len(batch.inputs) if batch.own else 1
         inputs, targets = (each.flatten(0, 1) if batch.own else each for each in (batch.inputs, batch.targets))
         outputs = self.logits(inputs)
-        task = self.task.resolve(outputs, targets)
-        chosen = choose_rows(task, outputs, targets, generator)
+        known = _known(targets)
+        task = self.task.resolve(outputs, known)
+        labels = batch.targets if known is not None else task.stand_in_targets(outputs)
+        if known is None and labels is not None and batch.own:
+            labels = labels.unflatten(0, (students, -1))
+        chosen = choose_rows(task, outputs, known, generator)
         if chosen is not None and students > 1:
             raise EnfoldError(
                 "order must be 'shared' where targets are ignored or positions are chosen, got a batch for each "
@@ -119,7 +128,13 @@ class Teacher:
         found = self._targets(values, batch.indices, None if chosen is None else chosen.to(values.device))
         if batch.own:
             found = found.view(*found.shape[:-2], students, -1, found.shape[-1])
-        return BatchTargets(found.to(device), task, None if chosen is None else chosen.to(device))
+        return BatchTargets(found.to(device), task, None if chosen is None else chosen.to(device), labels)
+
+    def _labels_of(self, batch: Batch) -> Any:
+        """Return the targets of a batch; without any, a tensor of their shape or None."""
+        if are_targets(batch.targets) or self._example_labels is None:
+            return batch.targets if are_targets(batch.targets) else None
+        return self._example_labels.expand(*batch.targets.shape[:-1], *self._example_labels.shape)
 
     def _targets(self, values: Tensor, indices: Tensor | None, chosen: Tensor | None = None) -> Tensor:
         """Return the targets of rows (M, R, K) of examples with these indices, or of chosen rows."""
@@ -161,7 +176,7 @@ class Teacher:
             if isinstance(task, Inferred):
                 return False
             has_one_row = task.rows(outputs).shape[1] == outputs.shape[1]
-            return has_one_row and choose_rows(task, outputs, train.targets[:2], None) is None
+            return has_one_row and choose_rows(task, outputs, _known(train.targets[:2]), None) is None
         is_same = isinstance(train, Split) and len(train) == self.cached.num_examples
         changed = differences(self.cached.inputs, self.inputs) if is_same and self.cached.inputs else []
         if not is_constant or not is_same or changed:
@@ -179,6 +194,11 @@ class Teacher:
 
     def _resolve(self, outputs: Tensor, train: Split) -> None:
         """Infer the task from outputs of the first examples and the targets of some."""
+        if not are_targets(train.targets):
+            task = self.task.resolve(outputs, None)
+            stand_in = task.stand_in_targets(outputs)
+            self._example_labels = None if stand_in is None else stand_in[0]
+            return
         targets = train.targets[:FEW]
         is_labels = outputs.ndim == 3 and outputs.shape[-1] > 1 and targets.ndim == 1
         if len(outputs[0]) < len(targets) and not is_labels and isinstance(current_task(self.task), Inferred):
@@ -216,7 +236,7 @@ class Teacher:
     def _chunks(self) -> Iterator[Tensor]:
         for inputs, targets, _ in evaluation_batches(self.data.train, CHUNK):
             outputs = self.logits(inputs)
-            yield self.task.resolve(outputs, targets).rows(outputs).cpu()
+            yield self.task.resolve(outputs, _known(targets)).rows(outputs).cpu()
 
     def _hold(self, cached: CachedTeacher) -> None:
         """Compute the targets of all examples; of logits larger than `LARGE`, only refer to them."""
@@ -287,26 +307,31 @@ def choose_rows(task: Task, outputs: Tensor, targets: Any, generator: torch.Gene
     Args:
         task: The task.
         outputs: Outputs of the teachers, (T, B, ...).
-        targets: Targets (B, ...).
+        targets: Targets (B, ...); None without any.
         generator: Generator of the choice of positions; None to learn all of them.
 
     Raises:
         EnfoldError: If all targets are to be ignored.
     """
-    if not isinstance(targets, Tensor):
+    most, chosen = getattr(task, "positions", None), None
+    if isinstance(targets, Tensor):
+        ignored = task.ignored(task.row_targets(outputs, targets, check=False))
+        chosen = None if ignored is None or not bool(ignored.any()) else (~ignored).nonzero()[:, 0]
+    elif most is None:
         return None
-    flat = task.row_targets(outputs, targets, check=False)
-    ignored, most = task.ignored(flat), getattr(task, "positions", None)
-    chosen = None if ignored is None or not bool(ignored.any()) else (~ignored).nonzero()[:, 0]
-    size = len(flat) if chosen is None else len(chosen)
+    size = task.rows(outputs).shape[1] if chosen is None else len(chosen)
     if not size:
         raise EnfoldError(
             "a batch must have a target that is not ignored, got none: drop such batches, or check ignore_index"
         )
     if most is None or size <= most or generator is None:
         return chosen
-    some = torch.randperm(size, generator=generator)[:most].to(flat.device)
+    some = torch.randperm(size, generator=generator)[:most].to(outputs.device)
     return some if chosen is None else chosen[some]
+
+
+def _known(targets: Any) -> Any:
+    return targets if are_targets(targets) else None
 
 
 def as_teacher(teacher: object) -> nn.Module | CachedTeacher:
@@ -353,8 +378,9 @@ def first_member(models: nn.Module | CachedTeacher) -> nn.Module:
 
 
 def starting_member(models: nn.Module | CachedTeacher, data: Data, task: TaskLike = None) -> tuple[nn.Module, int]:
-    """Return a copy of the best member on validation data, of member 0 without them, and its index."""
-    if not isinstance(models, Ensemble) or not models.is_expandable or not has_examples(data.val):
+    """Return a copy of the best member on validation data, of member 0 without them or their targets, and its index."""
+    is_chosen = has_examples(data.val) and has_targets(data.val)
+    if not isinstance(models, Ensemble) or not models.is_expandable or not is_chosen:
         return first_member(models), 0
     index = best_member(models, data, task)
     return models.member(index), index

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.data.batches import Batch
+from enfold.data.dataset import Part
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.io.files import digest
-from enfold.train.objective import ByBatch, Objective, StepContext
+from enfold.train.objective import ByBatch, HasDivergence, Objective, StepContext
 
 Reduction = Literal["sum", "mean"]
 
@@ -80,6 +81,12 @@ class WeightPenalty:
         prepared = copy.copy(self)  # not replace(), which would copy the weights again
         object.__setattr__(prepared, "objective", self.objective.for_batch(model, batch, context))
         return prepared
+
+    def divergence(self, model: nn.Module, part: Part) -> list[float]:
+        """Return the divergence of each member from its teacher, without the penalty."""
+        if not isinstance(self.objective, HasDivergence):
+            raise EnfoldError("val must have targets, got inputs only: pass targets, or val=None")
+        return self.objective.divergence(model, part)
 
     def distances(self, model: nn.Module) -> Tensor:
         """Return the squared distance of each member's weights to its teacher's, (M,), differentiable."""

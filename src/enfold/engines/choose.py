@@ -14,14 +14,13 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from enfold.data.tree import clone, detach, device_of, first_examples
 from enfold.engines.base import CannotRun, Engine, EngineName, Loop
+from enfold.engines.compare import GRADIENT, OUTPUTS, find_difference, precision
 from enfold.engines.examples import EXAMPLES, choose_rows, preserve_rng, vary
 from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import Skeleton, State
 from enfold.engines.stacked import StackedProgram
 from enfold.engines.vmap import Vmap
 from enfold.errors import EnfoldError
-
-GRADIENT = "gradients of "  # before the name of a parameter
 
 
 def require_engine(name: EngineName) -> EngineName:
@@ -88,9 +87,9 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
     values = vary(state, skeleton.parameters)
     few = _choose_examples(inputs, len(next(iter(state.values()))))
     for training in (False, True):
-        for each, rows in few:
-            grad = training and not each and isinstance(engine, StackedProgram)
-            with disable_dropout(skeleton.network, training):
+        with disable_dropout(skeleton.network, training):
+            for each, rows in few:
+                grad = training and not each and isinstance(engine, StackedProgram)
                 try:
                     expected = run_once(Loop(skeleton), skeleton, values, rows, each=each, grad=grad)
                     found = run_once(engine, skeleton, values, rows, each=each, grad=grad)
@@ -98,17 +97,20 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
                     raise
                 except Exception as error:  # of the user's own forward, or of an operation that cannot be batched
                     raise CannotRun(f"it does not run on a few examples ({error})") from error
-            if isinstance(engine, StackedProgram):
-                compare_results(expected, found)
+                if isinstance(engine, StackedProgram):
+                    compare_results(expected, found)
 
 
 def run_once(
     engine: Engine, skeleton: Skeleton, values: State, rows: Any, *, each: bool = False, grad: bool = False
 ) -> dict[str, Tensor]:
-    """Return the outputs, named "", the buffers and modified parameters, and with `grad` the gradients of the
-    parameters and of the inputs."""
+    """Return the outputs, buffers and modified parameters, and with `grad` the gradients of parameters and inputs."""
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
-        state = {name: tensor.clone() for name, tensor in values.items()}
+        fixed = {name for name in skeleton.parameters if name not in skeleton.written}
+        state = {  # tensors made in inference mode cannot require gradients
+            name: tensor.detach() if name in fixed and not tensor.is_inference() else tensor.clone()
+            for name, tensor in values.items()
+        }
         leaves = {name: state[name].requires_grad_() for name in skeleton.trainable & state.keys() if grad}
         versions = {name: tensor._version for name, tensor in state.items()}
         rows = clone(rows)
@@ -116,15 +118,18 @@ def run_once(
             leaves["the inputs"] = rows.requires_grad_()
             rows = rows.clone()  # a network may modify its inputs in place
         outputs = engine(state, rows, each)
-        if outputs.requires_grad:
-            real = torch.view_as_real(outputs) if outputs.is_complex() else outputs
-            source = torch.Generator().manual_seed(0)
-            real.backward(torch.rand(real.shape, generator=source).to(real) + 0.5)
-    gradients = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+        real = torch.view_as_real(outputs) if outputs.is_complex() else outputs
+        given: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if leaves and outputs.requires_grad:
+            weights = torch.rand(real.shape, generator=torch.Generator().manual_seed(0)).to(real) + 0.5
+            given = torch.autograd.grad(real, list(leaves.values()), weights, allow_unused=True)
+    gradients = {
+        f"{GRADIENT}'{name}'": torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(leaves.items(), given, strict=True)
+    }
     same = {name for name in skeleton.parameters & state.keys() if state[name]._version == versions[name]}
-    after = {name: tensor for name, tensor in state.items() if name not in same}
-    found = {"": outputs, **after, **{f"{GRADIENT}{name}": gradient for name, gradient in gradients.items()}}
-    return {name: tensor.detach() for name, tensor in found.items()}
+    after = {f"'{name}'": tensor for name, tensor in state.items() if name not in same}
+    return {name: tensor.detach() for name, tensor in {OUTPUTS: outputs, **after, **gradients}.items()}
 
 
 def _choose_examples(inputs: Any, num_members: int) -> list[tuple[bool, Any]]:
@@ -137,38 +142,23 @@ def _choose_examples(inputs: Any, num_members: int) -> list[tuple[bool, Any]]:
 
 
 def compare_results(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Raise CannotRun if outputs (named ""), buffers or gradients differ by more than rounding errors."""
-    tolerance = max(1e-3, 8 * torch.finfo(_compute_dtype(expected[""])).eps)
-    sizes = {name: float(tensor.abs().max()) if tensor.numel() else 1.0 for name, tensor in expected.items()}
-    # The gradient of a bias before a batch norm consists of rounding errors alone.
-    floor = 0.1 * max((size for name, size in sizes.items() if name.startswith(GRADIENT)), default=0.0)
-    for name in dict.fromkeys([*expected, *found]):
-        tensor, other, is_gradient = expected.get(name), found.get(name), name.startswith(GRADIENT)
-        size = sizes.get(name, 0.0)
-        allowed = tolerance * (10 * max(size, floor) if is_gradient else max(size, 1e-6))
-        if tensor is None or other is None or other.shape != tensor.shape or not _is_near(other, tensor, allowed):
-            what = f"another value of the buffer '{name}'" if name else "other outputs"
-            what = f"other {name}" if is_gradient else what
-            raise CannotRun(f"it gives {what} than the members one by one")
-
-
-def _is_near(found: Tensor, expected: Tensor, allowed: float) -> bool:
-    return bool(((found - expected).abs() <= allowed).all())
-
-
-def _compute_dtype(outputs: Tensor) -> torch.dtype:
-    device = outputs.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else outputs.dtype
+    """Raise CannotRun if outputs, buffers, modified parameters or gradients differ by more than rounding errors."""
+    tolerance = max(1e-3, 8 * precision(expected[OUTPUTS]))
+    name = find_difference(expected, found, tolerance, equal_nan=False)
+    if name is not None:
+        what = f"other {name.removeprefix('the ')}" if name in expected else f"another value of {name}"
+        raise CannotRun(f"it gives {what} than the members one by one")
 
 
 @contextmanager
 def disable_dropout(network: nn.Module, training: bool) -> Iterator[None]:
     """Set train or eval mode inside the block, without dropout, whose random numbers differ between engines."""
     with eval_mode(network):
-        network.train(training)
-        for module in network.modules():
-            if isinstance(module, _DropoutNd):
-                module.eval()
+        if training:
+            network.train()
+            for module in network.modules():
+                if isinstance(module, _DropoutNd):
+                    module.eval()
         yield
 
 

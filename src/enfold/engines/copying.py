@@ -26,6 +26,7 @@ Memo = dict[int, Any]  # copies by the id of the original object, as in `copy.de
 NOT_COPIED = (ModuleType, type(threading.Lock()), type(threading.RLock()), threading.Event)
 FREQUENT = frozenset([bool, int, float, str, type(None)])
 CONTAINERS = frozenset([list, set, dict, OrderedDict])
+OF_MODULES = frozenset(vars(nn.Module())) - {"_compiled_call_impl"}  # attributes of every module
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size)
 
 
@@ -65,7 +66,7 @@ def copy_plain(network: nn.Module, memo: Memo) -> nn.Module | None:
         known: nn.Module = memo[id(network)]
         return known
     kind = type(network)
-    if not _has_plain_class(kind):
+    if not has_plain_class(kind):
         return None
     duplicate: nn.Module = kind.__new__(kind)
     memo[id(network)] = duplicate
@@ -79,6 +80,8 @@ def copy_plain(network: nn.Module, memo: Memo) -> nn.Module | None:
                 copies[key] = type(value)(children)
             elif key in ("_parameters", "_buffers"):
                 copies[key] = type(value)({name: _copy_tensor(tensor, memo) for name, tensor in value.items()})
+            elif key in OF_MODULES and not value:  # such as most of the hooks
+                copies[key] = type(value)() if type(value) in CONTAINERS else value
             elif key != "_compiled_call_impl":
                 copies[key] = _copy_constant(value, memo)
     except (TypeError, RuntimeError):
@@ -87,7 +90,7 @@ def copy_plain(network: nn.Module, memo: Memo) -> nn.Module | None:
     return duplicate
 
 
-def _has_plain_class(kind: type) -> bool:
+def has_plain_class(kind: type) -> bool:
     """Return whether copies of such modules are made by the methods of `nn.Module`, not by those of a subclass."""
     if kind.__module__.startswith("torch.nn.modules.") and not issubclass(kind, nn.RNNBase):
         return True
@@ -128,9 +131,7 @@ def _copy_constant(value: Any, memo: Memo) -> Any:
     if kind not in CONTAINERS:
         raise TypeError("this object is not a constant")
     if id(value) not in memo:
-        if not value:  # as most of the hooks of a module
-            memo[id(value)] = kind()
-        elif kind in (list, set):
+        if kind in (list, set):
             memo[id(value)] = kind(_copy_constant(item, memo) for item in value)
         else:
             memo[id(value)] = kind((_copy_constant(k, memo), _copy_constant(v, memo)) for k, v in value.items())

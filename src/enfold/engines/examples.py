@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,23 +17,38 @@ from torch import Tensor
 from enfold.data.tree import device_of
 from enfold.engines.skeleton import State
 
+NOISE = 131_071  # a prime, so that the noise of members differs for all but multiples of it
 EXAMPLES = 3  # rows of a batch on which engines are compared: enough to notice that rows are mixed
 
 
 def vary(state: State, parameters: Collection[str]) -> State:
     """Return similar values that differ between members and are constant nowhere."""
-    rng = torch.Generator().manual_seed(0)
-    found = {}
+    found, start = {}, 0
     for name, tensor in state.items():
         values = tensor.detach()
         if values.is_floating_point() and values.numel():
-            noise = torch.randn(values.shape, generator=rng).to(values)
+            noise = _take_noise(start, values.numel()).to(values).view(values.shape)
             if name in parameters:
-                values = values + 0.5 * noise * values.std(correction=0).clamp_min(0.1)
+                values = torch.addcmul(values, noise, values.std(correction=0).clamp_min(0.1), value=0.5)
             else:
                 values = values * (1 + 0.1 * noise.abs())  # a variance stays positive
+            start += values.numel()
         found[name] = values
     return found
+
+
+@cache
+def _draw_noise() -> Tensor:
+    with torch.inference_mode(False):
+        return torch.randn(NOISE, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
+
+
+def _take_noise(start: int, size: int) -> Tensor:
+    """Return normal random numbers from a table, which is repeated: drawing as many takes ten times as long."""
+    table, start = _draw_noise(), start % NOISE
+    if start + size <= NOISE:
+        return table[start : start + size]
+    return torch.cat([table[start:], table.repeat((start + size) // NOISE)])[:size]
 
 
 def vary_own(state: State, own: Collection[str], parameters: Collection[str]) -> State:
@@ -66,7 +83,7 @@ def preserve_rng(inputs: Any) -> AbstractContextManager[None]:
 @contextmanager
 def fix_rng(inputs: Any) -> Iterator[None]:
     """Seed torch, numpy and Python inside the block, and restore their random states after it."""
-    before = random.getstate(), np.random.get_state()
+    before = random.getstate(), np.random.get_state(legacy=False)
     with preserve_rng(inputs):
         seed_rng(device_of(inputs))
         try:
@@ -97,9 +114,11 @@ class Example:
     @classmethod
     def like(cls, inputs: Tensor) -> Example:
         """Return the description of a batch (B, ...)."""
-        values = inputs.detach().double() if not inputs.is_complex() else inputs.detach().abs().double()
-        finite = values[values.isfinite()]
-        low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
+        values = inputs.detach().abs() if inputs.is_complex() else inputs.detach()
+        low, high = map(float, values.aminmax()) if values.numel() else (0.0, 0.0)
+        if not math.isfinite(high - low):
+            finite = values[values.isfinite()]
+            low, high = map(float, finite.aminmax()) if finite.numel() else (0.0, 0.0)
         return cls(tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch."), low, high)
 
     def inputs(self) -> Tensor:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from enfold.engines.compare import TOLERANCE
 from enfold.engines.examples import Example, fix_rng
 from enfold.engines.modes import eval_mode
-from enfold.engines.verify import TOLERANCE
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 

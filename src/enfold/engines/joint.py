@@ -279,7 +279,7 @@ def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inpu
         for training in (False, True):
             with torch.random.fork_rng(devices=[]), disable_dropout(skeleton.network, training):
                 expected, found = (run_once(one, skeleton, state, few, grad=training) for one in (merged, beside))
-            first = {name for name in state if name not in own}  # of which all members use the first
+            first = {f"'{name}'" for name in state if name not in own}  # of which all members use the first
             compare_results(*({k: v[0] if k in first else v for k, v in one.items()} for one in (expected, found)))
     except Exception:  # the user's forward may need a tensor
         return merged

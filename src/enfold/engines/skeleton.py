@@ -314,9 +314,17 @@ class Skeleton:
 
     def materialise(self, state: Mapping[str, Tensor]) -> nn.Module:
         """Return a plain network of the user's class with copies of these values and the original ties."""
-        other = copy.deepcopy(self)
-        for name in other.names:
+        own: dict[str, Tensor] = {}
+        for name in self.names:
             value = state[name].detach().clone(memory_format=torch.contiguous_format)  # so that view(-1) works
-            is_parameter = name in other.parameters
-            other._fill_name(name, nn.Parameter(value, requires_grad=name in self.trainable) if is_parameter else value)
+            is_parameter = name in self.parameters
+            own[name] = nn.Parameter(value, requires_grad=name in self.trainable) if is_parameter else value
+        with torch.inference_mode(False):
+            plain = copy_plain(self.network, {id(self._tensor(name)): value for name, value in own.items()})
+        if plain is not None:
+            copy_write_record(self.network, plain)
+            return plain
+        other = copy.deepcopy(self)
+        for name, value in own.items():
+            other._fill_name(name, value)
         return other.network

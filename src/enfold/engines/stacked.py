@@ -12,10 +12,12 @@ refused with its name, and `choose.check_engine` compares the program with the l
 from __future__ import annotations
 
 import copy
+import math
 import random
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -173,7 +175,7 @@ def trace_forward(network: nn.Module) -> fx.Graph:
     Raises:
         CannotRun: If there is no such graph.
     """
-    graphs = []
+    graphs: list[fx.Graph] = []
     before = random.getstate(), np.random.get_state()
     try:
         for training in (False, True):
@@ -183,6 +185,8 @@ def trace_forward(network: nn.Module) -> fx.Graph:
                 graphs.append(_trace(twin))
                 if _random_state() != before_trace:  # a trace would contain the drawn number as a constant
                     raise CannotRun("its forward draws random numbers that are not drawn by a layer")
+            if _is_sequence(network):
+                return graphs[0]
     except CannotRun:
         raise
     except Exception as error:  # the user's forward may raise anything
@@ -199,6 +203,14 @@ def _random_state() -> tuple[object, ...]:
     return random.getstate(), np.random.get_state(legacy=False)["state"]["pos"], bytes(torch.get_rng_state().numpy())
 
 
+def _is_sequence(network: nn.Module) -> bool:
+    """Return whether a network consists of layers of PyTorch in sequences, without code that reads `training`."""
+    return type(network) is nn.Sequential and all(
+        type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module)
+        for module in network.modules()
+    )
+
+
 _tracing = threading.RLock()
 
 
@@ -210,14 +222,17 @@ def _trace(network: nn.Module) -> fx.Graph:
     on to the original methods.
     """
     with _tracing:
-        return _Tracer().trace(network)
+        try:
+            return _Tracer(()).trace(network)
+        except Exception:  # perhaps of a function of `math`, whose replacement takes a third of the time of a trace
+            return _Tracer((math,)).trace(network)
 
 
 class _Tracer(fx.Tracer):
     """A tracer that records the calls of its own thread only."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, autowrap_modules: tuple[ModuleType, ...]) -> None:
+        super().__init__(autowrap_modules)  # type: ignore[arg-type]
         self._thread = threading.get_ident()
 
     def call_module(

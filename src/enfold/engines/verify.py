@@ -11,32 +11,22 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from enfold.data.tree import clone, count_examples, detach, device_of, first_examples
+from enfold.engines.attributes import describe_code, different_attribute, find_changed, read_numbers
 from enfold.engines.call import call_network
+from enfold.engines.compare import GRADIENT, OUTPUTS, find_difference
 from enfold.engines.examples import EXAMPLES, fix_rng, seed_rng, vary
 from enfold.engines.inputs import call_and_watch, record_input_writes
 from enfold.engines.outputs import get_logits
-from enfold.engines.skeleton import Skeleton, State, empty_buffers, read_state
+from enfold.engines.skeleton import Place, Skeleton, State, empty_buffers, find_places
 from enfold.errors import EnfoldError, SeparateModulesWarning, level_outside
-
-OUTPUTS = "the outputs"
-TOLERANCE = 1e-4  # relative to the largest value of a tensor; ten times as much for gradients
-LONGEST = 1000  # items of a list that are compared
-CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set, type(None)])  # the most frequent other attributes
-DEEPEST = 4  # functions in closures of functions that are compared
-PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
 
 
 @dataclass(frozen=True)
@@ -126,18 +116,17 @@ def verify(codes: Sequence[Skeleton], state: State, inputs: Any) -> Verification
     for rows, kind in dict.fromkeys([(few, "varied"), (few, "given"), (size, "varied"), (size, "given")]):
         examples = detach(inputs if rows is None else first_examples(inputs, rows))
         # Warnings of the network are shown when the ensemble runs it.
-        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings(action="ignore"):
+        quiet = warnings.catch_warnings(action="ignore")
+        with torch.inference_mode(False), torch.enable_grad(), quiet, fix_rng(inputs):
             try:
-                with fix_rng(inputs):
-                    comparison = _Comparison(codes, state, clone(examples), is_varied=kind == "varied")
+                comparison = _Comparison(codes, state, clone(examples), is_varied=kind == "varied")
             except EnfoldError:
                 raise
             except Exception:  # noqa: S112 - the network does not accept this number of rows, these values or inputs
                 continue
             covers = all(result is not None for result in comparison.trained)
             if covers or rows == size:
-                with fix_rng(inputs):
-                    return Verification(comparison.find_mismatch(), True, covers or size is None or size > 1)
+                return Verification(comparison.find_mismatch(), True, covers or size is None or size > 1)
     return Verification()
 
 
@@ -185,28 +174,19 @@ def _is_reentrant(node: Any) -> bool:
     return type(node).__name__ == "CheckpointFunctionBackward"
 
 
-def different_attribute(codes: Sequence[Skeleton]) -> tuple[int, str] | None:
-    """Return the first member whose network has other attributes than the first one, and the name of the attribute."""
-    first = read_attributes(codes[0].network)
-    for index, code in enumerate(codes[1:], 1):
-        if code is codes[0]:
-            continue
-        name = find_difference(first, read_attributes(code.network))
-        if name is not None:
-            return index, name
-    return None
-
-
 class _Comparison:
     """Examples, values, and the results of the members' own networks for them."""
 
     def __init__(self, codes: Sequence[Skeleton], state: State, rows: Any, *, is_varied: bool) -> None:
         members = len(next(iter(state.values())))
-        if len(codes) == 1:
+        self.are_identical = _are_identical(codes)
+        if self.are_identical:
             members = min(members, 2)  # two members show whether the one code carries anything from member to member
         self.codes = [codes[index if len(codes) > 1 else 0] for index in range(members)]
+        self.others = codes[members:]  # which are identical to those
         self.rows = rows
-        given = {name: tensor.detach()[:members].clone() for name, tensor in state.items()}
+        # In the memory layout of the own networks, because the random numbers of dropout follow the layout.
+        given = {name: tensor.detach()[:members].contiguous() for name, tensor in state.items()}
         self.values = vary(given, codes[0].parameters) if is_varied else given
         self.evaluated = [self._run_own_network(index, training=False) for index in range(members)]
         if is_varied and not all(bool(torch.isfinite(one.tensors[OUTPUTS]).all()) for one in self.evaluated):
@@ -215,8 +195,15 @@ class _Comparison:
         for code, *results in zip(self.codes, self.evaluated, self.trained, strict=True):
             for training, result in enumerate(results):
                 if result is not None:
-                    record_input_writes(code.network, bool(training), result.writes_inputs)
-                    code.written |= result.written
+                    self._record(code, bool(training), result)
+        for code in self.others:
+            for training, result in enumerate((self.evaluated[0], self.trained[0])):
+                if result is not None:
+                    self._record(code, bool(training), result)
+
+    def _record(self, code: Skeleton, training: bool, result: Result) -> None:
+        record_input_writes(code.network, training, result.writes_inputs)
+        code.written |= result.written
 
     def _try_to_train(self, index: int) -> Result | None:
         try:
@@ -252,13 +239,13 @@ class _Comparison:
         if not any(code.recomputes for code in self.codes):
             return False
         reentrant = any(code.is_reentrant for code in self.codes)
-        for code in self.codes:
+        for code in (*self.codes, *self.others):
             code.recomputes, code.is_reentrant = True, reentrant
         return True
 
     def _compare_settings(self) -> Mismatch | None:
         """Return differences in attributes, and attributes that change from call to call and so between members."""
-        different = different_attribute(self.codes)
+        different = None if self.are_identical else different_attribute(self.codes)
         if different is not None:
             return Mismatch(different[0], f"the attribute '{different[1]}'", same_code=True)
         results = [result for result in (*self.evaluated, *self.trained) if result is not None]
@@ -285,24 +272,25 @@ class _Comparison:
         expected = self.trained[index] if training else self.evaluated[index]
         if expected is None:
             return None
-        # In the memory layout of the own network, because the random numbers of dropout follow the layout.
         values = {name: _copy_contiguous(tensor) for name, tensor in self._values_of(index).items()}
         for name in code.trainable & values.keys():
             values[name].requires_grad_()
         try:
             with code.use_values(values) as network:
-                outputs, found = self._run_forward(network, values, training)
+                parameters, buffers = find_places(network)  # not always `code.network`
+                outputs, found = self._run_forward(network, {**parameters, **buffers}, training)
             # Behind the block, where the values have been removed: a checkpointed block would need them.
             found.tensors |= _compute_gradients(outputs, values) if training else {}
         except Exception as error:  # of the user's own forward
             return f"the errors ({type(error).__name__}: {error})"
-        return difference(expected.tensors, found.tensors)
+        return find_difference(expected.tensors, found.tensors)
 
     def _is_reproducible(self, index: int) -> bool:
         """Return whether copies of a network give equal results; not if it has a random generator of its own."""
         for training, expected in ((False, self.evaluated[index]), (True, self.trained[index])):
             for _ in range(2 if expected is not None else 0):
-                if difference(expected.tensors, self._run_own_network(index, training=training).tensors) is not None:  # type: ignore[union-attr]
+                again = self._run_own_network(index, training=training)
+                if find_difference(expected.tensors, again.tensors) is not None:  # type: ignore[union-attr]
                     return False
         return True
 
@@ -312,14 +300,17 @@ class _Comparison:
     def _run_own_network(self, index: int, *, training: bool) -> Result:
         code = self.codes[index]
         network = code.materialise(self._values_of(index)).train(training)
-        leaves, before = read_state(network), read_numbers(network)
-        outputs, result = self._run_forward(network, leaves, training)
+        parameters, buffers = find_places(network)
+        places, before = {**parameters, **buffers}, read_numbers(network)
+        leaves = {name: _read(places[name]) for name in parameters}
+        outputs, result = self._run_forward(network, places, training)
         _refuse_originals(outputs, code)
         result.tensors |= _compute_gradients(outputs, leaves) if training else {}
         after = read_numbers(network)
         if before != after:  # a size that every call sets to the same value is no change
             self._evaluate(network)
-            result.changed = find_difference(after, read_numbers(network))
+            changed = find_changed(after, read_numbers(network))
+            result.changed = None if changed is None else ".".join(filter(None, changed))
         filled = set(empty_buffers(code.network)) - set(empty_buffers(network)) if code.empty else set()
         if training and filled and not torch.equal(self._evaluate(network), self._evaluate(network, without=filled)):
             result.changed = min(filled)
@@ -334,17 +325,36 @@ class _Comparison:
         with torch.no_grad():
             return get_logits(call_network(network.eval(), clone(self.rows)), network)
 
-    def _run_forward(self, network: nn.Module, state: State, training: bool) -> tuple[Tensor, Result]:
-        """Run a network with this state on the examples; return its outputs, with a graph in train mode."""
-        versions = {name: tensor._version for name, tensor in state.items()}
+    def _run_forward(
+        self, network: nn.Module, places: Mapping[str, list[Place]], training: bool
+    ) -> tuple[Tensor, Result]:
+        """Run a network with values at these places on the examples; return its outputs, with a graph in train mode."""
+        parameters, buffers = self.codes[0].parameters, self.codes[0].buffers
+        versions = {name: _read(places[name])._version for name in parameters}
         seed_rng(device_of(self.rows))
         with torch.set_grad_enabled(training):
             output, writes_inputs = call_and_watch(network, self.rows)
-            outputs, after = get_logits(output, network), read_state(network)
+            outputs = get_logits(output, network)
         tensors = {OUTPUTS: outputs.detach()}
-        tensors |= {f"the buffer '{name}'": after[name].detach().clone() for name in self.codes[0].buffers}
-        written = {name for name in self.codes[0].parameters if after[name]._version != versions[name]}
+        tensors |= {f"the buffer '{name}'": _read(places[name]).detach().clone() for name in buffers}
+        written = {name for name in parameters if _read(places[name])._version != versions[name]}
         return outputs, Result(tensors, writes_inputs, written)
+
+
+def _are_identical(codes: Sequence[Skeleton]) -> bool:
+    """Return whether the networks are known to be the same code, without running them."""
+    if len(codes) == 1:
+        return True
+    first = describe_code(codes[0].network)
+    return first is not None and all(describe_code(code.network) == first for code in codes[1:])
+
+
+def _read(where: Sequence[Place]) -> Tensor:
+    tensors, key = where[0]
+    tensor = tensors[key]
+    if tensor is None:
+        raise ValueError(f"the forward pass removed '{key}'")
+    return tensor
 
 
 def _walk_graph(outputs: Tensor) -> list[Any]:
@@ -383,110 +393,6 @@ def _compute_gradients(outputs: Tensor, state: Mapping[str, Tensor]) -> dict[str
     weights = torch.rand(real.shape, generator=torch.Generator().manual_seed(0)).to(real) + 0.5
     real.backward(weights)  # not autograd.grad, which reentrant checkpointing does not support
     return {
-        f"the gradients of '{name}'": torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense()
+        f"{GRADIENT}'{name}'": torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.to_dense()
         for name, leaf in leaves.items()
     }
-
-
-def difference(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that differs by more than rounding errors, or None.
-
-    Args:
-        expected: Tensors by name; gradients among them have one scale.
-        found: Tensors with the same names.
-    """
-    device = expected[OUTPUTS].device.type
-    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else expected[OUTPUTS].dtype
-    tolerance = max(TOLERANCE, torch.finfo(kind).eps)
-    sizes = {name: _largest(tensor) for name, tensor in expected.items()}
-    floor = 0.1 * max((size for name, size in sizes.items() if _is_gradient(name)), default=0.0)
-    for name, tensor in expected.items():
-        other = found.get(name)
-        if other is None or other.shape != tensor.shape:
-            return name
-        # The gradient of a bias before a batch norm consists of rounding errors alone.
-        scale = max(sizes[name], floor if _is_gradient(name) else 1e-6)
-        allowed = (10 if _is_gradient(name) else 1) * tolerance * scale
-        if not torch.allclose(other, tensor, rtol=0.0, atol=allowed, equal_nan=True):
-            return name
-    return None
-
-
-def _is_gradient(name: str) -> bool:
-    return name.startswith("the gradients")
-
-
-def _largest(tensor: Tensor) -> float:
-    if not tensor.numel() or tensor.dtype == torch.bool:
-        return 0.0
-    size = float(tensor.abs().max())
-    if size - size == 0:
-        return size
-    finite = tensor[torch.isfinite(tensor)]
-    return float(finite.abs().max()) if finite.numel() else 0.0
-
-
-def read_attributes(network: nn.Module) -> dict[str, object]:
-    """Return the numbers, strings, functions and classes in the attributes of a network's modules, for comparison."""
-    found: dict[str, object] = {}
-    for prefix, module in network.named_modules():
-        path = f"{prefix}." if prefix else ""
-        found[f"{path}__class__"] = _describe_class(type(module))
-        for key, value in vars(module).items():
-            if type(value) in CONTAINERS and not value and key not in SKIPPED:
-                found[f"{path}{key}"] = type(value)
-                continue
-            if key.endswith("_hooks"):
-                value = list(value.values())  # the keys are numbered across all modules of the process
-            if key not in SKIPPED:
-                found[f"{path}{key}"] = _describe(value)
-    return found
-
-
-def read_numbers(network: nn.Module) -> dict[str, object]:
-    """Return the numbers and strings in the attributes of a network's modules: where a forward pass may count."""
-    return {
-        f"{prefix}.{key}": repr(value) if isinstance(value, float | complex) else value  # NaN differs from itself
-        for prefix, module in network.named_modules()
-        for key, value in vars(module).items()
-        if type(value) not in CONTAINERS and isinstance(value, int | str | float | complex)
-    }
-
-
-def find_difference(ours: dict[str, object], theirs: dict[str, object]) -> str | None:
-    """Return the name of the first attribute that differs, or None."""
-    return next((name.removeprefix(".") for name in (*ours, *theirs) if ours.get(name) != theirs.get(name)), None)
-
-
-def _describe(value: Any, depth: int = 0) -> object:
-    """Return an object that is equal for equal settings; of unknown objects only the class is compared."""
-    if isinstance(value, PLAIN):
-        return value
-    if isinstance(value, float | complex):
-        return repr(value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value), tuple(_describe(item) for item in islice(value, LONGEST))
-    if isinstance(value, dict):
-        return type(value), tuple((repr(key), _describe(item)) for key, item in islice(value.items(), LONGEST))
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
-        known = (*PLAIN, float, FunctionType) if depth < DEEPEST else ()  # a function may close over itself
-        own = tuple(_describe(cell, depth + 1) if isinstance(cell, known) else type(cell) for cell in cells)
-        return value.__code__, own, _describe(value.__defaults__), _describe(value.__kwdefaults__)
-    if isinstance(value, partial):
-        return _describe(value.func), _describe(value.args), _describe(value.keywords)
-    if isinstance(value, BuiltinFunctionType):
-        return value.__qualname__
-    return _describe_class(value if isinstance(value, type) else type(value))
-
-
-def _describe_class(kind: type) -> object:
-    """Return an object that is equal for classes with the same code; parametrizations make a class for every module."""
-    return kind.__module__, kind.__qualname__, getattr(vars(kind).get("forward"), "__code__", None)
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is None
-    except ValueError:
-        return True

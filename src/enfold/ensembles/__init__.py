@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.ensembles.multi_swa import MultiSWA as MultiSWA
     from enfold.ensembles.packed_ensemble import PackedEnsemble as PackedEnsemble
     from enfold.ensembles.papa import PAPA as PAPA
+    from enfold.ensembles.repulsive_ensemble import RepulsiveEnsemble as RepulsiveEnsemble
     from enfold.ensembles.snapshot_ensemble import SnapshotEnsemble as SnapshotEnsemble
     from enfold.ensembles.subspace_sampling import SubspaceSampling as SubspaceSampling
     from enfold.ensembles.swa import SWA as SWA

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,10 +45,11 @@ from enfold.ensembles.deep_ensemble import Factory
 from enfold.errors import EnfoldError, level_outside
 from enfold.evaluate import predict
 from enfold.io.files import part_file
+from enfold.loggers import Log, LoggerLike, as_log
 from enfold.metrics import Predictions, example_correct
 from enfold.seeds import generator
 from enfold.tasks import may_have_classes
-from enfold.train import History, TrainConfig, fit
+from enfold.train import Epoch, History, TrainConfig, fit
 from enfold.train.diversity import warn_if_similar
 from enfold.train.example_weights import WeightedLoss
 from enfold.train.objective import TaskLoss
@@ -117,7 +119,15 @@ class Boosting(WeightedEnsemble):
         )
 
     def fit_members(
-        self, data: Data, config: TrainConfig, *, checkpoint: Path | None, title: str, quiet: bool
+        self,
+        data: Data,
+        config: TrainConfig,
+        *,
+        checkpoint: Path | None,
+        title: str,
+        quiet: bool,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        logger: LoggerLike | Log = None,
     ) -> History:
         """Train one member after the other; each has a file beside `checkpoint`.
 
@@ -127,6 +137,8 @@ class Boosting(WeightedEnsemble):
             checkpoint: File of the training checkpoint, from which an interrupted training continues.
             title: The title of the progress bar.
             quiet: Show no progress bar.
+            on_epoch: Function called with the record of every epoch of every member.
+            logger: Where settings and metrics are logged to, with a part for each member.
         """
         train = data.train
         if not isinstance(train, Split):
@@ -138,15 +150,20 @@ class Boosting(WeightedEnsemble):
         self._update_size()
         self.set_weights(None)
         self.to(config.device)
-        count, history = len(train), History()
+        count, history, log = len(train), History(), as_log(logger)
         weights = torch.full((count,), 1 / count, dtype=torch.float64)
         members: list[nn.Module] = []
         alphas: list[float] = []
         for index in range(self.size):
             network = self.network({name: tensor[index] for name, tensor in self.tree.state().items()})
-            file = None if checkpoint is None else part_file(checkpoint, f"member-{index}")
-            shown = f"{title}: member {index + 1} of {self.size}"
-            history.epochs += self._train(network, data, train, config, weights, index, file, shown, quiet).epochs
+            options = {
+                "checkpoint": None if checkpoint is None else part_file(checkpoint, f"member-{index}"),
+                "title": f"{title}: member {index + 1} of {self.size}",
+                "quiet": quiet,
+                "on_epoch": on_epoch,
+                "logger": log.part(f"member_{index}"),
+            }
+            history.epochs += self._train(network, data, train, config, weights, index, options).epochs
             found = self._predict(network, train, config)
             missed, classes = 1 - example_correct(found), found.num_classes
             error = float(weights @ missed)  # (2)
@@ -170,9 +187,7 @@ class Boosting(WeightedEnsemble):
         config: TrainConfig,
         weights: Tensor,
         index: int,
-        file: Path | None,
-        title: str,
-        quiet: bool,
+        options: Mapping[str, Any],
     ) -> History:
         """Train one member with the weights of the examples, (1)."""
         own = {name: config.per_member(name, self.size)[index] for name in Setting._fields}
@@ -181,10 +196,10 @@ class Boosting(WeightedEnsemble):
             source = generator(config.seed, "boosting", index)
             drawn = torch.multinomial(weights, len(weights), replacement=True, generator=source)
             data = data.replace(train=train[drawn])
-            return fit(network, data, config=config, checkpoint=file, title=title, quiet=quiet)
+            return fit(network, data, config=config, **options)
         loss = TaskLoss(config.task, own["label_smoothing"])
         objective = WeightedLoss(loss, (len(weights) * weights).to(config.device, torch.float32))
-        return fit(network, data, config=config, objective=objective, checkpoint=file, title=title, quiet=quiet)
+        return fit(network, data, config=config, objective=objective, **options)
 
     @staticmethod
     def _predict(network: nn.Module, train: Split, config: TrainConfig) -> Predictions:

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from enfold.arguments import checked
 from enfold.engines.base import EngineName
-from enfold.engines.initialization import initialize_member, make_blank
+from enfold.engines.initialization import initialize_member
 from enfold.engines.layout import find_owners, stack
 from enfold.engines.parameters import Decay, Tree, decay_groups
 from enfold.engines.skeleton import State, read_state
 from enfold.ensemble import Ensemble
+from enfold.ensembles.common.checkpoints import load_members
 from enfold.errors import EnfoldError, level_outside
-from enfold.io.checkpoints import load_into, matching_files
 from enfold.metrics.weights import Weights, select_weights
 
 Factory = Callable[[], nn.Module]
@@ -90,17 +90,26 @@ class DeepEnsemble(Ensemble):
         files: str | Path | Sequence[str | Path],
         network: nn.Module | Factory,
         *,
+        key: str | None = None,
         engine: EngineName = "auto",
     ) -> Self:
-        """Load members from checkpoint files: ``DeepEnsemble.from_checkpoints("runs/*/model.pt", make_net)``.
+        """Load members from checkpoints: ``DeepEnsemble.from_checkpoints("runs/*/model.pt", make_net)``.
 
         Args:
-            files: A list of files, or a pattern. Safetensors, and `.pt` files that contain tensors only (no pickled
-                object is ever loaded), also below a key such as `state_dict` or with a `module.` prefix.
-            network: A network of the architecture, or a function that makes one.
+            files: A file, a folder, a pattern or a list of them: safetensors (also in shards); `.pt`, `.pth`, `.bin`
+                and `.ckpt` files with tensors below a key such as `state_dict`, with or without a prefix such as
+                `model.`; folders of transformers, accelerate, torch.distributed.checkpoint and nnU-Net; adapters of
+                peft. Pickled objects are never loaded.
+            network: A network of the architecture, or a function that makes one; for adapters, the network with the
+                weights of the base.
+            key: The key or the prefix of names to read, such as "state_dict_ema" or "student.", if a checkpoint has
+                several networks.
             engine: How members are run.
+
+        Raises:
+            EnfoldError: If a checkpoint is missing, damaged, ambiguous, or does not fit the network.
         """
-        return cls([load_into(make_blank(network), path) for path in matching_files(files)], engine=engine)
+        return cls(load_members(files, network, key), engine=engine)
 
     @classmethod
     def from_options(cls, networks: Sequence[nn.Module], options: dict[str, Any]) -> Self:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ from enfold.ensembles.common.efficient import refuse_ties
 from enfold.ensembles.common.search import FewerCandidatesWarning, Pool, Setting, WeightedEnsemble
 from enfold.ensembles.deep_ensemble import Factory
 from enfold.errors import EnfoldError, level_outside
+from enfold.loggers import Log, LoggerLike, as_log
 from enfold.metrics.greedy import Goal, greedy_selection
 from enfold.seeds import generator
 from enfold.tasks import may_have_classes
-from enfold.train import History, TrainConfig
+from enfold.train import Epoch, History, TrainConfig
 from enfold.train.diversity import warn_if_similar
 
 
@@ -142,7 +144,15 @@ class HyperDeepEnsemble(WeightedEnsemble):
         return plain._replace(**drawn)
 
     def fit_members(
-        self, data: Data, config: TrainConfig, *, checkpoint: Path | None, title: str, quiet: bool
+        self,
+        data: Data,
+        config: TrainConfig,
+        *,
+        checkpoint: Path | None,
+        title: str,
+        quiet: bool,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        logger: LoggerLike | Log = None,
     ) -> History:
         """Search, select and store the members; every chunk of candidates has a file beside `checkpoint`.
 
@@ -152,12 +162,15 @@ class HyperDeepEnsemble(WeightedEnsemble):
             checkpoint: File of the training checkpoint, from which an interrupted training continues.
             title: The title of the progress bar.
             quiet: Show no progress bar.
+            on_epoch: Function called with the record of every epoch of every chunk.
+            logger: Where settings and metrics are logged to, with a part for each chunk.
         """
         if not has_examples(data.val):
             raise EnfoldError("val must be given, as candidates are selected on validation data, got None: pass val")
         settings = self.candidate_settings(config)
         network = self._source[0]
         pool = Pool(network, data, config, self.chunk, self.seed, self.engine, checkpoint, title, quiet)
+        pool.on_epoch, pool.log = on_epoch, as_log(logger)
         candidates = pool.train("search", settings, keep=not self.stratify)  # (1)
         selection = greedy_selection(candidates, self.size, self.goal)  # (2)
         if self.stratify:

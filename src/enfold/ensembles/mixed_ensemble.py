@@ -25,6 +25,7 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.metrics.weights import Weights
+from enfold.tasks import remember_task, shared_task
 
 
 @checked
@@ -48,6 +49,7 @@ class MixedEnsemble(Ensemble):
                 )
         super().__init__([], len(networks))
         self.members = nn.ModuleList(networks)
+        self.task = shared_task(networks)
         self.set_weights(weights)
 
     @property
@@ -93,7 +95,10 @@ class MixedEnsemble(Ensemble):
 
     def member(self, index: int) -> nn.Module:
         """Return network `index` itself."""
-        return self.members[self._index(index)]
+        network = self.members[self._index(index)]
+        if self.task is not None:
+            remember_task(network, self.task)
+        return network
 
     def expand(self) -> State:
         """Raise an error: networks of different architectures have no stacked parameters."""

@@ -15,7 +15,7 @@ from enfold.data.unpack import Unpack
 from enfold.distill.loss import DistillationLoss
 from enfold.distill.perturbation import Perturbation
 from enfold.engines.skeleton import read_state
-from enfold.ensemble import Ensemble, called_network
+from enfold.ensemble import Ensemble, called_network, predict_outputs
 from enfold.ensembles.common.sampled import SampledEnsemble
 from enfold.errors import EnfoldError
 from enfold.integrations.outer_loop import OuterDistillation, OuterLoop
@@ -141,7 +141,7 @@ class TrainedByLightning(Base):
             inputs = self.loop.split(batch).inputs
         except EnfoldError:  # a batch of inputs alone
             inputs = batch[0] if isinstance(batch, list | tuple) and len(batch) == 1 else batch
-        found = current_task(self.loop.task).predict(self.loop.outputs(inputs))
+        found = predict_outputs(self.loop.evaluated_model, current_task(self.loop.task), self.loop.outputs(inputs))
         return {name: getattr(found, name) for name in ("mean", "members", "total", "aleatoric", "epistemic")}
 
     # Checkpoints

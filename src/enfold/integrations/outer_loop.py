@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch
-from enfold.data.convert import as_data
+from enfold.data.dataset import Part
 from enfold.data.tree import clone
-from enfold.data.unpack import Unpack, Unpacked, count_inputs, unpack_batch
+from enfold.data.unpack import Batches, Unpack, Unpacked, count_inputs, unpack_batch
 from enfold.distill.distill import check_student, make_objective
 from enfold.distill.loss import DistillationLoss
 from enfold.distill.losses.kd import KD
@@ -22,12 +22,22 @@ from enfold.distill.perturbation import Perturbation
 from enfold.distill.teacher import as_teacher, count_members
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.outputs import at_least_float32
-from enfold.ensemble import Ensemble, called_network, set_model_output
+from enfold.ensemble import Ensemble, called_network, set_model_output, with_member_weights
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import member_logits
 from enfold.metrics import FewExamplesWarning, RowPredictions, metrics_for
 from enfold.seeds import derive
-from enfold.tasks import Rows, StudentTask, Task, as_task, current_task, first_batch_task, known_task
+from enfold.tasks import (
+    Binary,
+    Multilabel,
+    Rows,
+    StudentTask,
+    Task,
+    as_task,
+    current_task,
+    first_batch_task,
+    known_task,
+)
 from enfold.train.batch_norm import several_examples
 from enfold.train.config import TrainConfig, as_config
 from enfold.train.objective import Objective, StepContext, default_loss
@@ -171,6 +181,16 @@ class OuterLoop:
         """Return the outputs of all members, (M, B, ...)."""
         return at_least_float32(member_logits(self.evaluated_model, inputs))
 
+    def mean_logits(self, outputs: Tensor) -> Tensor:
+        """Return the mean prediction in the place of the output of one network: (M, B, ...) -> (B, ...)."""
+        task = current_task(self.task)
+        if len(outputs) == 1:
+            return outputs[0]
+        if isinstance(task, Binary | Multilabel):
+            return torch.logit(outputs.sigmoid().mean(0), eps=1e-7)
+        mean = task.predict(outputs).mean
+        return mean.clamp_min(torch.finfo(mean.dtype).tiny).log() if task.is_categorical else mean
+
     # Evaluation
 
     def evaluate_batch(self, batch: Unpacked) -> tuple[Tensor, RowPredictions | None]:
@@ -181,7 +201,7 @@ class OuterLoop:
             return outputs, None
         rows = task.flatten(outputs, batch.target)
         self.rows.append(Rows(rows.values.cpu(), rows.targets.cpu()))
-        return outputs, task.predictions(self.rows[-1])
+        return outputs, with_member_weights(self.evaluated_model, task.predictions(self.rows[-1]))
 
     def evaluate_rows(self) -> dict[str, float]:
         """Return the metrics of all batches since the last call: the headline and the criterion."""
@@ -190,6 +210,7 @@ class OuterLoop:
             return {}
         values, targets = torch.cat([each.values for each in rows], dim=1), torch.cat([each.targets for each in rows])
         found = current_task(self.task).predictions(Rows(values, targets))
+        found = with_member_weights(self.evaluated_model, found)
         table = metrics_for(found)
         names = dict.fromkeys([*found.headline, found.criterion])
         with warnings.catch_warnings():
@@ -204,7 +225,8 @@ class OuterLoop:
         """Return the optimizer of `config`, or of a function of the parameter groups."""
         self.optimizer = Optimizer(self.model, self.config)
         if make is not None:
-            self.optimizer.replace(make(self.optimizer.inner.param_groups))
+            scaled = [{**group, "lr": group["lr"] * group.get("lr_scale", 1.0)} for group in self.optimizer.groups]
+            self.optimizer.replace(make(scaled))
         return self.optimizer.inner
 
     def start(self, batches: Iterable[Any] | None, *, resumed: bool) -> None:
@@ -214,7 +236,8 @@ class OuterLoop:
             batches: The loader of training batches.
             resumed: Whether the values of the model were restored from a checkpoint.
         """
-        self.data = as_data(batches, unpack=self.unpack, network=called_network(self.model))
+        train: Part = [] if batches is None else Batches(batches, self.unpack, self.num_inputs)
+        self.data = Data(train, [], [], None, ())
         if isinstance(self.model, Ensemble):
             restored = {name: clone(value) for name, value in self.model.state_dict().items()} if resumed else None
             self.model.on_fit_start(self.data, self.config)

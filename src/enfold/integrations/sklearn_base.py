@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from enfold import ensembles
 from enfold.arguments import arguments_of
 from enfold.data.convert import Examples
+from enfold.engines.initialization import call_factory
 from enfold.ensemble import Ensemble, predict_outputs
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, MissingExtra, closest
@@ -87,10 +88,28 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
         inputs, outputs = self.n_features_in_, self._num_outputs()
         return MLP(inputs, self.hidden, outputs) if self.network is None else self.network(inputs, outputs)
 
+    def _check_network(self) -> None:
+        """Refuse a network with another number of outputs before anything is trained."""
+        if self.network is None:
+            return
+        if isinstance(self.network, nn.Module) or not callable(self.network):
+            raise EnfoldError(
+                "network must be a function of the numbers of columns and outputs, got a "
+                f"{type(self.network).__name__}: pass lambda columns, outputs: MyNet(columns, outputs)"
+            )
+        with seed_scope(derive(self._seed_, "check")), torch.no_grad():
+            outputs = member_logits(call_factory(self._make_network).eval(), torch.zeros(2, self.n_features_in_))[0]
+        expected = (2, self._num_outputs())
+        if tuple(outputs.shape) != expected:
+            raise EnfoldError(
+                f"network must make networks with {expected[1]} outputs for each row, got outputs of shape "
+                f"{tuple(outputs.shape)} for 2 rows: use its second argument, the number of outputs"
+            )
+
     def _make_ensemble(self) -> Ensemble:
         options = dict(self.method_options or {})
         if self.method not in ensembles.__all__:
-            near = closest(self.method, ensembles.__all__)
+            near = closest(str(self.method), ensembles.__all__)
             raise EnfoldError(
                 f"method must be a class of enfold.ensembles, got {self.method!r}: "
                 + (f"did you mean {near!r}?" if near else "pass for example 'BatchEnsemble'")
@@ -150,6 +169,7 @@ class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
             chosen = sample_weight > 0
             rows, targets, sample_weight = rows[chosen], targets[chosen], sample_weight[chosen]
             weights = torch.from_numpy(sample_weight.astype(np.float32))
+        self._check_network()
         self.mean_, self.scale_ = np.zeros(rows.shape[1]), np.ones(rows.shape[1])
         if self.standardize:
             self.mean_ = np.average(rows, axis=0, weights=sample_weight)

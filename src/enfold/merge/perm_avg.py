@@ -35,6 +35,7 @@ none; the epoch with the best validation score is returned, as in `fit` (`select
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,6 +47,7 @@ from enfold.arguments import checked
 from enfold.data.convert import Examples
 from enfold.data.unpack import Unpack
 from enfold.errors import EnfoldError
+from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs
 from enfold.merge.common.permutation_learning import (
     PUBLISHED,
@@ -59,12 +61,13 @@ from enfold.merge.common.sinkhorn import Gradient
 from enfold.merge.common.soft_permutations import Mixing, all_equal
 from enfold.merge.common.solve import Inverse
 from enfold.merge.repair import RepairKind, repair_network
-from enfold.train import TrainConfig
+from enfold.train import Epoch, TrainConfig
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @checked
+@logged
 def perm_avg(
     models: Models,
     train: Examples,
@@ -89,6 +92,8 @@ def perm_avg(
     repair: RepairKind = "reset",
     config: TrainConfig | None = None,
     checkpoint: str | Path | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     quiet: bool = False,
     unpack: Unpack | None = None,
     **settings: Any,
@@ -119,6 +124,8 @@ def perm_avg(
             "rescale" and "closed_form" also correct hidden units as `enfold.merge.repair` does.
         config: How the permutations are learned; by default as published: Adam, lr 0.1, cosine, 20 epochs.
         checkpoint: A file that is written after every epoch; if it exists, training continues from it.
+        on_epoch: Called with the record of every epoch, an `Epoch`.
+        logger: Where settings and metrics are logged to, as for `fit`.
         quiet: Show no progress bar.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
         **settings: Fields of `TrainConfig`, such as `epochs=5` or `task="regression"`, which replace those of `config`.
@@ -156,7 +163,16 @@ def perm_avg(
         config=plan,
     )
     ensemble, symmetry = find_groups(inputs.ensemble, inputs.data, options)
-    model = learn_permutations(ensemble, inputs.data, symmetry, options, checkpoint=checkpoint, quiet=quiet)
+    model = learn_permutations(
+        ensemble,
+        inputs.data,
+        symmetry,
+        options,
+        checkpoint=checkpoint,
+        quiet=quiet,
+        on_epoch=on_epoch,
+        log=as_log(logger),
+    )
     with torch.no_grad():
         if model is None:
             network = ensemble.network(ensemble.mean_state())

@@ -21,8 +21,9 @@ chosen by the task's own score, and (3) is the task's loss, without β for numbe
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -42,11 +43,13 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.evaluate import member_logits, predict
+from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.merge.common.inputs import MergeInputs, Models, known_or_inferred, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.repair import RepairKind, repair_network
 from enfold.metrics import TABLES, metrics_for
 from enfold.tasks import Task, TaskLike, TaskName
+from enfold.train.history import Epoch, History
 
 Kind = Literal["uniform", "greedy", "learned"]
 
@@ -56,6 +59,7 @@ class SingleModelWarning(UserWarning):
 
 
 @checked
+@logged
 def soup(
     models: Models,
     val: Examples | None = None,
@@ -69,6 +73,8 @@ def soup(
     repair: RepairKind = "reset",
     seed: int = 0,
     task: TaskName | Task | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of members that were fine-tuned from one network.
@@ -88,6 +94,8 @@ def soup(
         seed: Seed of the order of the training examples.
         task: What the outputs mean, by name or with options; None for the task that an ensemble was trained for, or to
             infer it from outputs and targets.
+        on_epoch: Called with the record of every epoch of a learned soup, an `Epoch`.
+        logger: Where the metrics of a learned soup are logged to, as for `fit`.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
@@ -100,7 +108,8 @@ def soup(
     inputs = _prepare(models, val, train, kind, repair, unpack)
     ensemble = inputs.ensemble
     if kind == "learned" and ensemble.num_members > 1:
-        weights = learn_weights(ensemble, inputs.data, epochs, lr, batch_size, task).tolist()
+        follow = _follower(epochs, lr, on_epoch, as_log(logger))
+        weights = learn_weights(ensemble, inputs.data, epochs, lr, batch_size, task, follow).tolist()
         network = ensemble.network(mean_of(states_of(ensemble), weights))  # (3)
         return repair_network(network, ensemble, inputs.data, repair, seed=seed, weights=weights).eval()
     chosen = _choose(inputs, kind, score, repair, seed, task)
@@ -207,6 +216,7 @@ def choose_ingredients(
         repair: The kind of repair of each average.
         seed: The seed.
         task: What the outputs mean; None to infer it.
+        follow: Function called after every epoch with its number, from 0, and the mean loss.
     """
 
     known = known_or_inferred(task, ensemble)
@@ -251,6 +261,7 @@ def learn_weights(
     lr: float = 0.05,
     batch_size: int = 256,
     task: TaskLike = None,
+    follow: Callable[[int, float], None] | None = None,
 ) -> Tensor:
     """Return α of equation (3), (M,), learned on validation examples with members in eval mode.
 
@@ -270,7 +281,8 @@ def learn_weights(
     optimizer = torch.optim.AdamW([raw, beta], lr=lr, weight_decay=0.0)
     skeleton = ensemble.skeleton
     with eval_mode(skeleton.network):
-        for _ in range(epochs):
+        for epoch in range(epochs):
+            losses = []
             for batch in evaluation_batches(data.val, batch_size):
                 inputs, targets, weights = (to_device(each, device) for each in batch)
                 with torch.enable_grad(), skeleton.use_values(_mix(ensemble, stacked, raw.softmax(0))) as network:
@@ -282,7 +294,28 @@ def learn_weights(
                     loss = current.loss(rows)[0]  # (3)
                     raw.grad, beta.grad = torch.autograd.grad(loss, [raw, beta], materialize_grads=True)
                 optimizer.step()
+                losses.append(float(loss.detach()))
+            if follow is not None:
+                follow(epoch, sum(losses) / len(losses))
     return raw.detach().softmax(0)
+
+
+def _follower(
+    epochs: int, lr: float, on_epoch: Callable[[Epoch], None] | None, log: Log
+) -> Callable[[int, float], None]:
+    """Return what reports an epoch of a learned soup."""
+    history, started = History(), [time.perf_counter()]
+    log.log_settings({"title": "learned soup", "epochs": epochs, "lr": lr})
+
+    def follow(epoch: int, loss: float) -> None:
+        seconds = time.perf_counter() - started[0]
+        record = Epoch(epoch, [loss], [], [], None, lr, seconds, training="learned soup")
+        log.log_metrics(history.metrics(record), epoch + 1)
+        if on_epoch is not None:
+            on_epoch(record)
+        started[0] = time.perf_counter()
+
+    return follow
 
 
 def _mix(ensemble: Ensemble, stacked: State, weights: Tensor) -> State:

@@ -18,9 +18,9 @@ are permuted copies of the reference are not trained; batch norms use the statis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +40,7 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.evaluate import member_logits
 from enfold.io.files import digest, part_file
+from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.merge.common.alignment import Alignment
 from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs, require_reference
 from enfold.merge.common.merging import merge_aligned
@@ -50,11 +51,13 @@ from enfold.tasks import Task, TaskName
 from enfold.train import TaskLoss, TrainConfig
 from enfold.train.batch_norm import TRACKING, several_examples
 from enfold.train.descent import Descent
+from enfold.train.history import Epoch
 
 IDENTITY = ("epochs", "patience", "lr", "momentum", "batch_size", "seed")  # options that a checkpoint belongs to
 
 
 @checked
+@logged
 def straight_through(
     models: Models,
     train: Examples,
@@ -69,6 +72,8 @@ def straight_through(
     seed: int = 0,
     task: TaskName | Task | None = None,
     checkpoint: str | Path | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     unpack: Unpack | None = None,
 ) -> nn.Module:
     """Return the mean of the members in the orders whose mid-points with one member have the lowest loss.
@@ -90,6 +95,8 @@ def straight_through(
         task: What the outputs mean, by name or with options; None for the task that an ensemble was trained for, or to
             infer it from outputs and targets.
         checkpoint: A file that is written after every epoch; if it exists, training continues from it.
+        on_epoch: Called with the record of every epoch, an `Epoch`.
+        logger: Where settings and metrics are logged to, as for `fit`, with a part for each member.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:
@@ -98,9 +105,20 @@ def straight_through(
     Raises:
         EnfoldError: If the networks cannot be matched, or examples are needed and missing.
     """
+    log = as_log(logger)
+    log.log_settings({"title": "straight_through", "epochs": epochs, "lr": lr, "momentum": momentum, "seed": seed})
     inputs = prepare_inputs("straight_through", models, train, needs_train=True, unpack=unpack)
     options: dict[str, Any] = {"epochs": epochs, "patience": patience, "lr": lr, "momentum": momentum}
-    match = partial(match_members, reference=reference, batch_size=batch_size, seed=seed, task=task, **options)
+    match = partial(
+        match_members,
+        reference=reference,
+        batch_size=batch_size,
+        seed=seed,
+        task=task,
+        on_epoch=on_epoch,
+        log=log,
+        **options,
+    )
     return merge_aligned(inputs, match, repair, seed, checkpoint)  # (4)
 
 
@@ -115,6 +133,8 @@ def match_members(
     batch_size: int,
     seed: int,
     task: TaskName | Task | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    log: Log | None = None,
 ) -> list[State]:
     """Return each member in the order of equation (4).
 
@@ -128,6 +148,8 @@ def match_members(
         batch_size: The number of examples in a batch.
         seed: The seed.
         task: What the outputs mean.
+        on_epoch: Function called with the record of every epoch.
+        log: Where metrics are logged to, with a part for each member.
     """
     states, ensemble, checkpoint = alignment.states, alignment.ensemble, alignment.checkpoint
     target = states[require_reference(reference, len(states))]
@@ -139,7 +161,9 @@ def match_members(
     found = list(states)
     with eval_mode(ensemble.skeleton.network), _batch_statistics(ensemble), several_examples():
         for index, file in files.items():
-            found[index] = _Pair(alignment, target, states[index], config, known).learn(index, file)
+            found[index] = _Pair(alignment, target, states[index], config, known, on_epoch, log or Log()).learn(
+                index, file
+            )
     for file in list(files.values())[:-1]:
         if file is not None:
             file.unlink(missing_ok=True)
@@ -155,6 +179,8 @@ class _Pair:
     state: State
     config: TrainConfig
     task: Task
+    on_epoch: Callable[[Epoch], None] | None = None
+    log: Log = field(default_factory=Log)
 
     def learn(self, index: int, file: Path | None) -> State:
         """Return member `index` in its order; a checkpoint is written after every epoch."""
@@ -169,7 +195,7 @@ class _Pair:
         identity = {**options, "member": index, "members' weights": values}
         identity |= {} if repr(self.task) == "None" else {"task": repr(self.task)}
         identity |= content(self.alignment.data, ("train",))
-        descent = Descent(free, self.config, identity, file)
+        descent = Descent(free, self.config, identity, file, self.on_epoch, self.log.part(f"member_{index}"))
         steps = Order(self.config.batch_size).steps(self.alignment.data.train)
         label = f"member {index}: "
         for epoch in descent.epochs(lambda: self.mean_loss(self.match(free)), steps, "straight_through", label):

@@ -127,6 +127,7 @@ from enfold.metrics.theory import (
     left_out_fraction,
     majority_vote_accuracy,
 )
+from enfold.metrics.theory_scores import theory_scores
 from enfold.metrics.uncertainty import (
     Uncertainty,
     UncertaintyCorrelation,
@@ -275,6 +276,7 @@ __all__ = [
     "selective",
     "sharpness",
     "tace",
+    "theory_scores",
     "top_k_accuracy",
     "uncertainty_correlation",
     "vote_accuracy",

@@ -1,5 +1,6 @@
 """Reference networks as plain PyTorch modules, and a catalogue to create them by name."""
 
+from enfold.networks.bottleneck_resnet import BottleneckResNet
 from enfold.networks.catalogue import NETWORKS, Spec, factory, make
 from enfold.networks.medium_cnn import MediumCNN, SmallCNN
 from enfold.networks.mlp import MLP
@@ -10,6 +11,7 @@ from enfold.networks.wide_resnet import WideResNet
 __all__ = [
     "MLP",
     "NETWORKS",
+    "BottleneckResNet",
     "MediumCNN",
     "ResNet",
     "ResNet20",

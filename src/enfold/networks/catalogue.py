@@ -13,6 +13,7 @@ from torch import nn
 
 from enfold.errors import EnfoldError, closest
 from enfold.networks.arguments import positive_tuple, require_positive
+from enfold.networks.bottleneck_resnet import BottleneckResNet
 from enfold.networks.medium_cnn import MediumCNN, SmallCNN
 from enfold.networks.mlp import MLP
 from enfold.networks.resnet import ResNet
@@ -27,6 +28,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "medium-cnn": MediumCNN,
     "resnet": ResNet,
     "resnet20": ResNet,
+    "resnet50": BottleneckResNet,
     "wide-resnet": WideResNet,
     "vit": ViT,
 }
@@ -34,12 +36,12 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 WIDE_RESNET = re.compile(r"(?:wrn|wide-resnet)-(\d+)-(\d+)")  # wrn-28-10
 
 
-def make(spec: Spec, data_shape: Sequence[int], num_classes: int) -> nn.Module:
+def make(spec: Spec, data_shape: Sequence[int], num_classes: int | None) -> nn.Module:
     """Return a new network for a spec; the arguments are those of `factory`."""
     return factory(spec, data_shape, num_classes)()
 
 
-def factory(spec: Spec, data_shape: Sequence[int], num_classes: int) -> Callable[[], nn.Module]:
+def factory(spec: Spec, data_shape: Sequence[int], num_classes: int | None) -> Callable[[], nn.Module]:
     """Return a function that creates a network with new initial weights on every call.
 
     Args:
@@ -47,13 +49,18 @@ def factory(spec: Spec, data_shape: Sequence[int], num_classes: int) -> Callable
             and arguments such as ``{"name": "mlp", "widths": [256, 256]}``; or a reference to user code,
             "module:function" or "file.py:function". If that function has parameters `shape` and `num_classes`, they
             are filled from the data.
-        data_shape: Shape of one input, without the batch axis.
-        num_classes: Number of classes.
+        data_shape: Shape of one input, without the batch axis; empty for inputs that are not one tensor, which user
+            code alone can take.
+        num_classes: Number of outputs: classes, or the outputs that another task needs; None if unknown, which is
+            accepted for user code.
 
     Raises:
         EnfoldError: If the name or an argument is unknown or does not fit the data.
     """
     name, arguments = _parse_spec(spec)
+    if ":" in name and (not data_shape or num_classes is None):
+        known_parts = {"shape": tuple(data_shape) or None, "num_classes": num_classes}
+        return _user_factory(name, arguments, {key: each for key, each in known_parts.items() if each is not None})
     shape = positive_tuple("data_shape", data_shape, shortest=1)
     require_positive(num_classes=num_classes)
     if ":" in name:

@@ -19,6 +19,13 @@ from enfold.report.table import corrupted_name, format_latency, format_markdown,
 SCORES = (  # title, key of the row, metric, scale, digits
     ("accuracy (%)", "scores", "accuracy", 100, 2),
     ("NLL (nats)", "scores", "nll", 1, 4),
+    ("mIoU (%)", "scores", "miou", 100, 2),
+    ("mAP (%)", "scores", "map", 100, 2),
+    ("RMSE", "scores", "rmse", 1, 4),
+    ("MAE", "scores", "mae", 1, 4),
+    ("CRPS", "scores", "crps", 1, 4),
+    ("pinball loss", "scores", "pinball", 1, 4),
+    ("coverage of 90 % intervals (%)", "scores", "coverage_90", 100, 1),
     ("Brier", "scores", "brier", 1, 4),
     ("ECE (%)", "scores", "ece", 100, 2),
     ("NLL at the fitted temperature (nats)", "scores", "cnll", 1, 4),
@@ -134,10 +141,10 @@ def _scores(content: Content, found: Headline) -> str:
             lines.append([title, *(_spread(value, scale, digits) for value in values)])
     lines += _ood(content, rows)
     lines.append(["gain recovered", *(gain(content, row) for row in rows)])
-    shifts = [content.differences.get(row, {}).get("nll") for row in rows]
+    shifts = [content.differences.get(row, {}).get(content.criterion) for row in rows]
     if any(shifts):
         cells = ["–" if shift is None else " ".join(format_difference(shift, 1, 4)) for shift in shifts]
-        lines.append([f"NLL minus the {ONE}'s", *cells])
+        lines.append([f"{content.loss} minus the {ONE}'s", *cells])
     seeds = content.summary["seeds"]
     spread = "mean ± standard deviation over seeds" if len(seeds) > 1 else "one seed"
     note = f"{spread}; intervals: 95 %, paired bootstrap over seeds and test examples."

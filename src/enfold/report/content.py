@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from enfold.metrics import ReliabilityBand, RiskCoverage
-from enfold.metrics.predictions import Predictions
+from enfold.report.metric_columns import criterion_of, metric_title
 
 ONE = "mean member"  # the row that all others are compared with
 ONE_MEMBER = "one member"  # where a mean over members is not defined, as in a reliability diagram
@@ -61,7 +61,7 @@ class Seed:
 
     seed: int
     folder: Path
-    predictions: Mapping[str, Mapping[str, Predictions]]  # label -> split -> predictions
+    predictions: Mapping[str, Mapping[str, Any]]  # label -> split -> predictions
     corrupted: Mapping[str, Any] | None = None
     ood: Mapping[str, Any] | None = None
 
@@ -74,7 +74,7 @@ class Headline:
     candidates: int  # from which it was selected on validation data
     members: int  # 1 for a network
     control: str | None
-    to_control: Difference | None  # in NLL
+    to_control: Difference | None  # in the criterion
     accuracy_gain: float | None  # recovered; None where the gain of the ensemble is within noise
 
 
@@ -137,11 +137,26 @@ class Content:
     @property
     def table(self) -> Mapping[str, Any]:
         """Return the summary for tables: with one seed, the ensemble's row has the bootstrap interval of its gain."""
-        gain = self.differences.get("ensemble", {}).get("nll")
+        gain = self.differences.get("ensemble", {}).get(self.criterion)
         if gain is None or len(self.summary["seeds"]) > 1:
             return self.summary
         ensemble = {**self.rows["ensemble"], "gain_interval": (gain.lower, gain.upper)}
         return {**self.summary, "rows": {**self.rows, "ensemble": ensemble}}
+
+    @property
+    def criterion(self) -> str:
+        """Return the metric by which models are compared: "nll", or that of another task."""
+        return criterion_of(self.rows)
+
+    @property
+    def loss(self) -> str:
+        """Return the name of the criterion in texts."""
+        return metric_title(self.criterion)
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of the criterion with its name, such as "nats of NLL"."""
+        return f"nats of {self.loss}" if self.criterion == "nll" else f"of {self.loss}"
 
     @property
     def rows(self) -> Mapping[str, Any]:

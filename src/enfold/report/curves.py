@@ -9,6 +9,7 @@ from typing import Any
 from enfold.report.blocks import Block, Figure, Item, Table
 from enfold.report.content import Content, Training
 from enfold.report.figure import KINDS, legend_above
+from enfold.report.metric_columns import metric_title
 from enfold.report.svg import draw_svg
 
 # A palette for all kinds of colour vision (M. Okabe and K. Ito, 2008); dashes differ too.
@@ -33,7 +34,10 @@ def progress_blocks(content: Content) -> list[Block]:
     """Return the trainings in progress with the remaining time."""
     open_ = [training for training in content.trainings if training.seconds is None]
     rows = tuple((Item(training.stage), *_progress(training)) for training in open_)
-    header = ("training", "seed", "epoch", "time left", "validation NLL (nats)", "validation accuracy (%)")
+    names = {_named(training, key) for training in open_ for key in ("criterion", "score")}
+    is_usual = names <= {"nll", "accuracy"}
+    last = ("validation NLL (nats)", "validation accuracy (%)") if is_usual else ("validation loss", "validation score")
+    header = ("training", "seed", "epoch", "time left", *last)
     return (
         [Table("Trainings in progress or stopped; continue a stopped run with --resume.", header, rows)] if rows else []
     )
@@ -48,8 +52,21 @@ def _progress(training: Training) -> list[Item]:
         Item(f"{training.done}{planned}"),
         Item("–" if left is None else duration(left)),
         Item(_mean(last.get("validation_loss"), 1, 4)),
-        Item(_mean(last.get("validation_score"), 100, 2)),
+        Item(_mean(last.get("validation_score"), *((100, 2) if _named(training, "score") == "accuracy" else (1, 4)))),
     ]
+
+
+def _named(training: Training, key: str) -> str:
+    """Return the name of the criterion or score of a training."""
+    usual = {"criterion": "nll", "score": "accuracy"}[key]
+    return str((training.history or {}).get(key, usual))
+
+
+def _loss(trainings: Sequence[Training]) -> tuple[str, str]:
+    """Return the name of the validation loss of some trainings, and its unit in parentheses."""
+    names = {_named(training, "criterion") for training in trainings}
+    name = metric_title(names.pop()) if len(names) == 1 else "loss"
+    return name, " (nats)" if name == "NLL" else ""
 
 
 def duration(seconds: float) -> str:
@@ -66,29 +83,31 @@ def _mean(values: Sequence[float] | None, scale: float, digits: int) -> str:
 def _members(trainings: Sequence[Training]) -> Figure:
     seeds = len(trainings)
     number = len(trainings[0].history["epochs"][0]["train_loss"]) if trainings[0].history else 0
+    loss, _ = _loss(trainings)
     return Figure(
         title="Training of the members",
         caption=(
             f"Thin lines: one member each ({number} members, {seeds} seed{'s' if seeds > 1 else ''}), training loss on "
-            "the left, validation NLL on the right. Thick lines: the NLL of their mean prediction. Epoch 0 is before "
-            "training. If thin lines still fall at the end, members have not converged, and further training alone "
-            "improves them; the gap between thin and thick lines is the gain of the ensemble."
+            f"the left, validation {loss} on the right. Thick lines: the {loss} of their mean prediction. Epoch 0 is "
+            "before training. If thin lines still fall at the end, members have not converged, and further training "
+            "alone improves them; the gap between thin and thick lines is the gain of the ensemble."
         ),
-        alt=f"Learning curves of {number} members over {trainings[0].done} epochs: training loss and validation NLL",
+        alt=f"Learning curves of {number} members over {trainings[0].done} epochs: training loss and validation {loss}",
         svg=draw_svg(lambda: draw_members(trainings), "learning curves"),
     )
 
 
 def _others(trainings: Sequence[Training]) -> Figure:
     stages = list(dict.fromkeys(training.stage for training in trainings))
+    loss, _ = _loss(trainings)
     return Figure(
         title="Training of steps and controls",
         caption=(
-            "Validation NLL after each epoch, one line per seed (mean over members of efficient ensembles); epoch 0 is "
-            "the initialization. A distilled network below its control gains more from the ensemble than from more "
-            "epochs."
+            f"Validation {loss} after each epoch, one line per seed (mean over members of efficient ensembles); epoch "
+            "0 is the initialization. A distilled network below its control gains more from the ensemble than from "
+            "more epochs."
         ),
-        alt=f"Validation NLL by epoch of {', '.join(stages)}",
+        alt=f"Validation {loss} by epoch of {', '.join(stages)}",
         svg=draw_svg(lambda: draw_others(trainings, stages), "learning curves"),
     )
 
@@ -119,7 +138,7 @@ def draw_members(trainings: Sequence[Training]) -> Any:
             _line(right, training, partial(_nth, "validation_loss", number), color=member, lw=0.8)
         _line(right, training, lambda epoch: epoch["ensemble_loss"], color=ensemble, lw=2)
     left.set_ylabel("training loss")
-    right.set_ylabel("validation NLL (nats)")
+    right.set_ylabel("validation {}{}".format(*_loss(trainings)))
     _set_scales(left, right)
     handles = [Line2D([], [], color=member, lw=1, label="member")]
     legend_above(left, handles)
@@ -141,7 +160,7 @@ def draw_others(trainings: Sequence[Training], stages: Sequence[str]) -> Any:
             looks[stage]["color"] = KINDS["control"].colour
     for training in trainings:
         _line(axes, training, lambda epoch: _average(epoch["validation_loss"]), lw=1.2, **looks[training.stage])
-    axes.set_ylabel("validation NLL (nats)")
+    axes.set_ylabel("validation {}{}".format(*_loss(trainings)))
     _set_scales(axes)
     handles = [Line2D([], [], lw=1.6, label=stage.split("/", 1)[1], **look) for stage, look in looks.items()]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, borderaxespad=0)

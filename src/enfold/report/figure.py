@@ -14,6 +14,7 @@ import numpy as np
 from enfold.errors import MissingExtra
 from enfold.io.files import atomic_path
 from enfold.report.label_placement import Array, distance, leader, place_labels
+from enfold.report.metric_columns import criterion_of, metric_title
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -60,8 +61,9 @@ class Point:
     name: str
     kind: str
     cost: float
-    nll: float
+    nll: float  # or the loss by which the models of another task are compared
     deviation: float
+    metric: str = "nll"
 
 
 def draw_quality_cost(summary: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -109,12 +111,12 @@ def write_figure(make: Callable[[], Any], folder: Path, name: str, purpose: str,
 
 def read_points(summary: Mapping[str, Any]) -> list[Point]:
     """Return the rows of a run that have a cost."""
-    points = []
+    points, criterion = [], criterion_of(summary["rows"])
     for name, row in summary["rows"].items():
         if row.get("cost"):
-            nll = row["scores"]["nll"]
+            loss = row["scores"][criterion]
             cost = row["cost"]["ratios"]["flops"]
-            points.append(Point(name, kind_of(name, row), cost, nll["mean"], nll["std"] or 0.0))
+            points.append(Point(name, kind_of(name, row), cost, loss["mean"], loss["std"] or 0.0, criterion))
     return points
 
 
@@ -190,7 +192,9 @@ def _words(panels: Any, points: Sequence[Point]) -> None:
 
     scale = ", log scale" if panels[0].get_xscale() == "log" else ""
     panels[-1].set_xlabel(f"FLOPs of one prediction, relative to a single network{scale}")
-    panels[0].set_ylabel("NLL on test data (nats; up is better)")
+    metric = points[0].metric if points else "nll"
+    unit = "nats; " if metric == "nll" else ""
+    panels[0].set_ylabel(f"{metric_title(metric)} on test data ({unit}up is better)")
     panels[0].set_title("Quality and cost", loc="left", pad=24)
     kinds = [kind for name, kind in KINDS.items() if any(point.kind == name for point in points)]
     handles = [
@@ -235,7 +239,7 @@ def _strip(axes: Any, away: Sequence[Point]) -> None:
         to_left = axes.get_xscale() == "log" and math.log(point.cost / start) > 0.6 * math.log(end / start)
         to_left = to_left or (axes.get_xscale() == "linear" and point.cost > 0.6 * end)
         axes.annotate(
-            f"{point.name}: {point.nll:.2f} nats",
+            f"{point.name}: {point.nll:.2f}{' nats' if point.metric == 'nll' else ''}",
             (point.cost, line + 0.4),
             (-8 if to_left else 8, 0),
             textcoords="offset points",

@@ -38,8 +38,10 @@ def _sentence(content: Content) -> str:
     found = content.headline
     members = content.summary["recipe"]["members"]
     if found is None:
-        shift = content.differences.get("ensemble", {}).get("nll")
-        change = "" if shift is None else f" The NLL changes by {' '.join(format_difference(shift, 1, 4))} nats."
+        shift = content.differences.get("ensemble", {}).get(content.criterion)
+        nats = " nats" if content.criterion == "nll" else ""
+        shown = "" if shift is None else " ".join(format_difference(shift, 1, 4))
+        change = "" if shift is None else f" The {content.loss} changes by {shown}{nats}."
         unchanged = [label for label, row in content.rows.items() if "member" in row]
         own = f"{', '.join(unchanged)} has the weights of a single member"
         status = own if unchanged else "no distilled or merged network yet"
@@ -61,7 +63,9 @@ def _tiles(content: Content) -> list[Tile]:
     if found is None or gain(content, found.label) in ("–", WITHIN_NOISE):
         return []
     kind = "network" if found.members == 1 else "efficient"
-    tiles = [Tile(gain(content, found.label), f"of the ensemble's gain in NLL recovered by {found.label}", kind)]
+    tiles = [
+        Tile(gain(content, found.label), f"of the ensemble's gain in {content.loss} recovered by {found.label}", kind)
+    ]
     cost, reference = format_ratio(content, found.label), format_ratio(content, "ensemble")
     if cost and reference:
         tiles.append(Tile(cost, f"the FLOPs of a single network; the ensemble needs {reference}", kind))
@@ -73,10 +77,11 @@ def _tiles(content: Content) -> list[Tile]:
 
 def _remarks(content: Content) -> list[str]:
     found, remarks = content.headline, []
-    ensemble, seeds = content.differences.get("ensemble", {}).get("nll"), len(content.summary["seeds"])
+    ensemble = content.differences.get("ensemble", {}).get(content.criterion)
+    seeds, has_accuracy = len(content.summary["seeds"]), "accuracy" in content.rows[ONE]["scores"]
     if ensemble is not None:
         shown, interval = format_difference(ensemble, 1, 4)
-        remarks.append(f"Ensemble minus {ONE}: {shown} nats of NLL {interval}.")
+        remarks.append(f"Ensemble minus {ONE}: {shown} {content.unit} {interval}.")
     if found is None:
         return remarks
     if "member" in content.rows[found.label]:
@@ -85,15 +90,15 @@ def _remarks(content: Content) -> list[str]:
         shown, interval = format_difference(found.to_control, 1, 4)
         verdict = ": the control is better" if found.to_control.lower > 0 else ", which is within noise"
         verdict = "" if found.to_control.upper < 0 else verdict
-        remarks.append(f"{found.label} minus {found.control}: {shown} nats of NLL {interval}{verdict}.")
+        remarks.append(f"{found.label} minus {found.control}: {shown} {content.unit} {interval}{verdict}.")
     elif found.members == 1:
         remarks.append("It has no control, because the method does not train.")
     if found.accuracy_gain is not None:
         remarks.append(f"It recovers {format_percent(found.accuracy_gain)} of the ensemble's gain in accuracy.")
-    elif ensemble is not None:
+    elif ensemble is not None and has_accuracy:
         remarks.append("The ensemble's gain in accuracy is within noise, so no recovered fraction is given for it.")
     if found.candidates > 1:
-        remarks.append(f"It was selected from {found.candidates} models by NLL on validation data.")
+        remarks.append(f"It was selected from {found.candidates} models by {content.loss} on validation data.")
     one = "One seed: the variation over training runs is unknown."
     remarks.append(one if seeds == 1 else f"{seeds} seeds, mean ± standard deviation.")
     return remarks

@@ -15,8 +15,10 @@ from enfold.report.content import Content, Difference
 from enfold.report.curves import curve_blocks, duration, progress_blocks
 from enfold.report.examples import example_blocks
 from enfold.report.figure import draw, kind_of, read_points
+from enfold.report.metric_columns import TITLES
 from enfold.report.svg import draw_svg
 from enfold.report.table import format_gain, row_title, table_rows
+from enfold.report.theory import theory_blocks
 from enfold.report.uncertainty_blocks import (
     FOLDER,
     calibration_blocks,
@@ -27,8 +29,7 @@ from enfold.report.uncertainty_blocks import (
 
 NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+")
 DIFFERENCES = {  # columns followed by the difference to the mean member: metric, scale, digits
-    "accuracy (%)": ("accuracy", 100.0, 2),
-    "NLL (nats)": ("nll", 1.0, 4),
+    TITLES[name][0]: (name, *TITLES[name][1:]) for name in ("accuracy", "nll", "pinball", "mse")
 }
 PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 
@@ -48,16 +49,17 @@ def quality_cost_blocks(content: Content) -> list[Block]:
     several = len(content.summary["seeds"]) > 1
     return [
         Figure(
-            title="NLL against FLOPs",
+            title=f"{content.loss} against FLOPs",
             caption=(
-                "NLL on test data (up is better) against the FLOPs of one prediction, as a ratio to a single network. "
-                "The best place is the upper left: the NLL of the ensemble (dotted line) at the cost of a single "
-                "network. A distilled network is better than more training only if it lies above its control, a "
-                "member trained further for as many epochs."
+                f"{content.loss} on test data (up is better) against the FLOPs of one prediction, as a ratio to a "
+                f"single network. The best place is the upper left: the {content.loss} of the ensemble (dotted line) "
+                "at the cost of a single network. A distilled network is better than more training only if it lies "
+                "above its control, a member trained further for as many epochs."
                 + (" Bars: standard deviation over seeds." if several else "")
             ),
             alt=(
-                f"NLL against cost of {len(points)} models; the lowest NLL is {best.nll:.3f} nats, of {best.name} at "
+                f"{content.loss} against cost of {len(points)} models; the lowest {content.loss} is {best.nll:.3f}"
+                f"{' nats' if content.criterion == 'nll' else ''}, of {best.name} at "
                 f"{best.cost:.3g} times the FLOPs of a single network"
             ),
             svg=draw_svg(lambda: draw(points), "the quality-cost figure"),
@@ -228,6 +230,7 @@ SECTIONS: tuple[Builder, ...] = (
     section_per_run("coverage", "Selective prediction", "", coverage_blocks),
     section_per_run("corruptions", "Corrupted inputs", "", corruption_blocks),
     section_per_run("ood", "OOD detection", "", ood_blocks),
+    section_per_run("theory", "Theory of averaging", "", theory_blocks),
     section_per_run("curves", "Learning curves", "", curve_blocks),
     section_per_run(
         "examples",

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from enfold.data.corruptions.split import OURS
+from enfold.report.metric_columns import TITLES, criterion_of, has_class_rows, metric_title, shown_metrics
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,14 +30,9 @@ def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[
         The names of the columns, and the cells; standard deviations over seeds follow a ±.
     """
     rows = summary["rows"]
-    columns: dict[str, Callable[[str], str]] = {
-        "accuracy (%)": lambda name: format_spread(rows[name]["scores"]["accuracy"], 100, 2),
-        "NLL (nats)": lambda name: format_spread(rows[name]["scores"]["nll"], 1, 4),
-        "ECE (%)": lambda name: format_spread(rows[name]["scores"]["ece"], 100, 2),
-        "Brier": lambda name: format_spread(rows[name]["scores"]["brier"], 1, 4),
-        "gain recovered (%)": lambda name: format_gain(summary, name).removesuffix(" %"),
-    }
-    if any(row.get("diversity") for row in rows.values()):
+    columns = {TITLES[metric][0]: _score_cells(rows, metric) for metric in shown_metrics(rows)}
+    columns["gain recovered (%)"] = lambda name: format_gain(summary, name).removesuffix(" %")
+    if any("normalised_disagreement" in (row.get("diversity") or {}) for row in rows.values()):
         columns["diversity"] = lambda name: format_spread(
             (rows[name].get("diversity") or {}).get("normalised_disagreement"), 1, 2
         )
@@ -58,6 +54,11 @@ def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[
     return ["model", *columns], cells
 
 
+def _score_cells(rows: Mapping[str, Row], metric: str) -> Callable[[str], str]:
+    _, scale, digits = TITLES[metric]
+    return lambda name: format_spread(rows[name]["scores"].get(metric), scale, digits)
+
+
 def recipe_steps(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the steps of the run's recipe in their order."""
     recipe = summary.get("recipe", {})
@@ -68,7 +69,7 @@ def row_title(name: str, row: Row) -> str:
     """Return the name of a row, marked where training returned the weights that it started from."""
     if not row.get("unchanged"):
         return name
-    unchanged, seeds = len(row["unchanged"]), len(row["scores"]["nll"]["values"])
+    unchanged, seeds = len(row["unchanged"]), len(next(iter(row["scores"].values()))["values"])
     return f"{name} (unchanged)" if unchanged == seeds else f"{name} (unchanged in {unchanged} of {seeds} seeds)"
 
 
@@ -88,8 +89,8 @@ def format_spread(value: Mapping[str, Any] | None, scale: float, digits: int) ->
 def is_gain_noise(summary: Mapping[str, Any], name: str) -> bool:
     """Return whether the gain of the ensemble, by which the gain recovered of a row is divided, is within noise.
 
-    With several seeds the gain in NLL is within noise if its mean is not above twice its standard error; with one seed
-    if its stored bootstrap interval (`gain_interval` of the ensemble's row) contains 0. Without either it is unknown,
+    With several seeds the gain is within noise if its mean is not above twice its standard error; with one seed if its
+    stored bootstrap interval (`gain_interval` of the ensemble's row) contains 0. Without either it is unknown,
     and the function returns False.
     """
     if name == REFERENCE:
@@ -99,7 +100,9 @@ def is_gain_noise(summary: Mapping[str, Any], name: str) -> bool:
     ensemble = rows.get(f"ensemble of {first}" if first else "ensemble") or rows.get("ensemble")
     if ensemble is None or REFERENCE not in rows:
         return False
-    pairs = zip(rows[REFERENCE]["scores"]["nll"]["values"], ensemble["scores"]["nll"]["values"], strict=False)
+    criterion = criterion_of(rows)
+    values = (row["scores"][criterion]["values"] for row in (rows[REFERENCE], ensemble))
+    pairs = zip(*values, strict=False)
     gains = [single - several for single, several in pairs if math.isfinite(single) and math.isfinite(several)]
     if len(gains) > 1:
         return bool(fmean(gains) <= 2 * stdev(gains) / math.sqrt(len(gains)))
@@ -172,6 +175,7 @@ def format_markdown(lines: Sequence[Sequence[str]]) -> str:
 def table_notes(summary: Mapping[str, Any]) -> list[str]:
     """Return notes on rows: what a control is compared with, which ensemble a gain refers to, unchanged networks."""
     found = []
+    loss = metric_title(criterion_of(summary["rows"]))
     steps = [step for step in recipe_steps(summary) if step["label"] in summary["rows"]]
     controls = summary.get("controls", {})
     for control in dict.fromkeys(controls[step["label"]] for step in steps if step["label"] in controls):
@@ -188,16 +192,20 @@ def table_notes(summary: Mapping[str, Any]) -> list[str]:
         if row.get("unchanged"):
             starts = ", ".join(dict.fromkeys(row["unchanged"]))
             found.append(
-                f"{row_title(name, row)}: no epoch had a lower validation NLL than the initial weights ({starts})"
+                f"{row_title(name, row)}: no epoch had a lower validation {loss} than the initial weights ({starts})"
             )
     if any(is_gain_noise(summary, name) for name in summary["rows"]):
-        found.append(f"{WITHIN_NOISE}: the ensemble's own gain in NLL is, so a fraction of it has no meaning")
+        found.append(f"{WITHIN_NOISE}: the ensemble's own gain in {loss} is, so a fraction of it has no meaning")
     return found
 
 
-LEGEND = (
-    "diversity: disagreement of two members divided by the error rate of one; "
-    "gain recovered: fraction of the ensemble's gain in NLL over its mean member; "
-    "latency: median of one call at batch size 1 and 128, with quartiles in square brackets in table.md; "
-    "in parentheses the ratio to a single network, or equal where the quartiles of both overlap"
-)
+def legend(summary: Mapping[str, Any]) -> str:
+    """Return the explanation of the columns."""
+    diversity = "diversity: disagreement of two members divided by the error rate of one; "
+    rows = summary["rows"]
+    return (
+        f"{diversity if has_class_rows(rows) else ''}"
+        f"gain recovered: fraction of the ensemble's gain in {metric_title(criterion_of(rows))} over its mean member; "
+        "latency: median of one call at batch size 1 and 128, with quartiles in square brackets in table.md; "
+        "in parentheses the ratio to a single network, or equal where the quartiles of both overlap"
+    )

@@ -9,12 +9,27 @@ from enfold.errors import EnfoldError
 from enfold.run.seed_run import SeedRun
 
 
+def require_classes(name: str, run: SeedRun) -> None:
+    """Refuse a run whose data do not have one class per example.
+
+    Raises:
+        EnfoldError: With the name of the analysis.
+    """
+    if not run.has_classes:
+        raise EnfoldError(
+            f"`enfold analyse {name}` needs a run with one class per example, got '{run.data.source}'"
+            f"{'' if run.task is None else f' with the task {run.task.name}'}: use the functions of enfold.analysis"
+        )
+
+
 def home(name: str, run: SeedRun, out: Path | None = None) -> Path:
     """Return the folder of an analysis: that of its seed, or `out`.
 
     Raises:
         EnfoldError: If the path is a file, or the folder contains the results of another seed.
     """
+    if name in ("alignment", "landscape"):
+        require_classes(name, run)
     folder = run.run.path / name if out is None else out
     if folder.exists() and not folder.is_dir():
         raise EnfoldError(f"--out must be a folder, got the file '{folder}': choose another folder")

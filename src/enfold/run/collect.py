@@ -11,10 +11,11 @@ import torch
 from enfold.data import Data, Split
 from enfold.errors import EnfoldError
 from enfold.io.identity import Identity
-from enfold.metrics import gain_recovered, nll
-from enfold.metrics.predictions import Predictions
+from enfold.metrics import gain_recovered, metrics_for
+from enfold.metrics.predictions import Predictions, RowPredictions
 from enfold.registry import suggest
 from enfold.report.content import ONE, Content, Example, Examples, Headline, Seed
+from enfold.report.metric_columns import criterion_of, needed_scores
 from enfold.run.compare import Comparison
 from enfold.run.directory import RunDirectory
 from enfold.run.execute import seed_runs
@@ -25,7 +26,6 @@ from enfold.run.seed_run import SeedRun
 from enfold.run.trainings import read_trainings
 
 SHOWN = 12  # examples
-NEEDED = {"accuracy", "nll", "ece", "brier"}
 
 
 def collect(path: Path, *, label: str | None = None) -> Content:
@@ -85,14 +85,15 @@ def _summary(run: RunDirectory, recipe: Recipe, runs: list[SeedRun]) -> dict[str
         rows = summarise([each.run.read_json("results.json")["rows"] for each in done]) if done else {}
         summary = {"seeds": [each.seed for each in done], "rows": rows, "recipe": recipe.model_dump(mode="json")}
     for name, row in summary["rows"].items():
-        missing = NEEDED - row["scores"].keys()
-        if missing or any(not isinstance(row["scores"][metric]["mean"], float) for metric in NEEDED):
+        needed = needed_scores(summary["rows"])
+        missing = needed - row["scores"].keys()
+        if missing or any(not isinstance(row["scores"][metric]["mean"], float) for metric in needed):
             raise ValueError(f"the scores of '{name}' are not complete")
     return summary
 
 
 def _seed(run: SeedRun, labels: list[str]) -> Seed:
-    predictions: dict[str, Mapping[str, Predictions]] = {}
+    predictions: dict[str, Mapping[str, RowPredictions]] = {}
     for label in labels:
         stored = run.run.read_predictions(label)
         file = run.run.path / "predictions" / f"{label}.safetensors"
@@ -112,7 +113,7 @@ def _seed(run: SeedRun, labels: list[str]) -> Seed:
 def _headline(
     recipe: Recipe,
     summary: Mapping[str, Any],
-    outputs: Mapping[str, list[Mapping[str, Predictions]]],
+    outputs: Mapping[str, list[Mapping[str, RowPredictions]]],
     controls: Mapping[str, str],
     comparison: Comparison,
     label: str | None,
@@ -142,7 +143,13 @@ def _headline(
     candidates = [label] if label else single or made or [s.label for s in steps if s.family == "ensemble"]
     if not candidates:
         return None
-    chosen = min(candidates, key=lambda each: sum(nll(parts["validation"]) for parts in outputs[each]))
+    criterion = criterion_of(rows)
+
+    def loss(label: str) -> float:
+        parts = [each["validation"] for each in outputs[label]]
+        return sum(metrics_for(part)[criterion](part) for part in parts)
+
+    chosen = min(candidates, key=loss)
     control = controls.get(chosen)
     control = control if control in outputs else None
     ensemble = comparison.difference("ensemble", ONE, "accuracy")
@@ -155,7 +162,7 @@ def _headline(
         candidates=len(candidates),
         members=outputs[chosen][0]["test"].num_members,
         control=control,
-        to_control=comparison.difference(chosen, control, "nll") if control else None,
+        to_control=comparison.difference(chosen, control, criterion) if control else None,
         accuracy_gain=gain,
     )
 
@@ -165,6 +172,8 @@ def _examples(run: RunDirectory, recipe: Recipe, seeds: tuple[Seed, ...], headli
     if headline is None:
         return None
     seed = next(seed for seed in seeds if headline.label in seed.predictions)
+    if type(seed.predictions[headline.label]["test"]) is not Predictions:  # of one class per example
+        return None
     teacher, model = (seed.predictions[name]["test"].mean() for name in ("ensemble", headline.label))
     first, second = (each.log_probs[0].exp() for each in (teacher, model))  # (N, C)
     distance = (first - second).abs().sum(-1) / 2

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from enfold.errors import EnfoldError
 from enfold.io.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
 from enfold.io.identity import Identity
 from enfold.io.usercode import looking_in, trust_error
-from enfold.metrics.predictions import Predictions
+from enfold.metrics.predictions import RowPredictions
 from enfold.run.lock import FILE as LOCK
 from enfold.run.lock import writing
 from enfold.run.recipe import Recipe, parse_recipe
+from enfold.run.stored_predictions import from_tensors, to_tensors
 from enfold.run.yaml_text import read_text
 from enfold.saving import versions
 
@@ -257,34 +258,35 @@ class RunDirectory:
                 f"'{self.path / name}' must be JSON written by enfold, but it cannot be read: rerun its stage"
             ) from error
 
-    def write_predictions(self, label: str, parts: Mapping[str, Predictions]) -> None:
+    def write_predictions(self, label: str, parts: Mapping[str, RowPredictions]) -> None:
         """Store the predictions of a model, so that any metric can be computed later without running it."""
         self.require_folder()
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
+        about: dict[str, Any] = {}
         for part, predictions in parts.items():
-            tensors[f"{part}/log_probs"] = predictions.log_probs.float().contiguous()
-            tensors[f"{part}/labels"] = predictions.labels.contiguous()
-            if predictions.weights is not None:
-                tensors[f"{part}/weights"] = torch.tensor(predictions.weights, dtype=torch.float64)
+            values, what = to_tensors(predictions)
+            tensors |= {f"{part}/{name}": value for name, value in values.items()}
+            about |= {} if what == {"kind": "Predictions"} else {part: what}
         with atomic_path(self.path / "predictions" / f"{label}.safetensors") as temporary:
-            save_file(tensors, temporary)
+            # One entry, as the order of several would differ from file to file.
+            save_file(tensors, temporary, {"about": json.dumps(about)} if about else None)
 
-    def read_predictions(self, label: str) -> dict[str, Predictions] | None:
+    def read_predictions(self, label: str) -> dict[str, Any] | None:
         """Return the stored predictions of a model by split; None if there are none."""
         path = self.path / "predictions" / f"{label}.safetensors"
         if not path.is_file():
             return None
         try:
-            tensors: dict[str, torch.Tensor] = load_file(path)
-        except SafetensorError:  # damaged: computed again
+            with safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {}).get("about", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        except (SafetensorError, ValueError):  # damaged: computed again
             return None
-        parts = {key.split("/")[0] for key in tensors}
-        return {
-            part: Predictions(tensors[f"{part}/log_probs"], tensors[f"{part}/labels"]).with_weights(
-                tensors.get(f"{part}/weights")
-            )
-            for part in parts
-        }
+        parts: dict[str, dict[str, torch.Tensor]] = {}
+        for name, value in tensors.items():
+            part, _, key = name.partition("/")
+            parts.setdefault(part, {})[key] = value
+        return {part: from_tensors(values, about.get(part, {})) for part, values in parts.items()}
 
     def log(self, event: str, **details: Any) -> None:
         """Add a line to the run's log."""

@@ -20,8 +20,10 @@ from enfold.run.recipe import Recipe
 from enfold.run.seed_run import SeedRun
 from enfold.run.step_methods import is_trained
 from enfold.run.steps import build_ensemble, trial_network
-from enfold.train import Objective, TrainConfig, cross_entropy
+from enfold.tasks import first_batch_task
+from enfold.train import Objective, TrainConfig
 from enfold.train.backward import backward
+from enfold.train.objective import default_loss
 from enfold.train.optimize import Optimizer, trained_members
 
 STEPS = 5
@@ -89,7 +91,8 @@ def _steps(run: SeedRun, config: TrainConfig) -> int:
 
 
 def _step_seconds(model: nn.Module, run: SeedRun, config: TrainConfig, objective: Objective | None = None) -> float:
-    optimizer, objective = Optimizer(model, config), objective or cross_entropy()
+    optimizer = Optimizer(model, config)
+    objective = objective or default_loss(_resolved(config), trained_members(model))
     scaler = torch.amp.GradScaler(config.device, enabled=False)
     separate = isinstance(model, Ensemble) and model.is_expandable and config.order != "shared"
     own = range(trained_members(model)) if separate else None
@@ -112,7 +115,13 @@ def _step_bytes(members: DeepEnsemble, run: SeedRun, config: TrainConfig) -> int
     """Return the bytes of activations and temporary buffers at the peak of one step."""
     order = Order(config.batch_size, range(members.num_members), augment=config.augment)
     batch = next(order.batches(run.data, epoch=0)).to(config.device)
-    return peak_memory(lambda: backward(members, batch, cross_entropy()), config.device) or 0
+    objective = default_loss(_resolved(config), members.num_members)
+    return peak_memory(lambda: backward(members, batch, objective), config.device) or 0
+
+
+def _resolved(config: TrainConfig) -> TrainConfig:
+    """Return settings whose task keeps what follows from the first batch."""
+    return config.replace(task=first_batch_task(config.task))
 
 
 def _data_bytes(run: SeedRun) -> int:

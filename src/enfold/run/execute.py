@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from enfold.errors import EnfoldError, WriteError
 from enfold.io.usercode import reporting
-from enfold.metrics import accuracy, nll, per_member
+from enfold.metrics import metrics_for, per_member
 from enfold.registry import suggest
 from enfold.run.directory import RunDirectory
 from enfold.run.recipe import Recipe, make_recipe
@@ -107,10 +107,12 @@ def describe_checkpoints(run: RunDirectory, recipe: Recipe, *, device: str = "cp
         return {}
     about = read_manifest(first.run.model_file("members", "members"))["about"]
     predictions = predict_stored(first, "ensemble", first.members())["validation"]
-    scores = [per_member(metric, predictions).tolist() for metric in (accuracy, nll)]
+    table = metrics_for(predictions)
+    names = dict.fromkeys([predictions.score, predictions.criterion])
+    scores = [per_member(table[name], predictions).tolist() for name in names]
     files = [
-        {"member": index, "file": file, "accuracy": right, "nll": loss}
-        for index, (file, right, loss) in enumerate(zip(about.get("files", ()), *scores, strict=False))
+        {"member": index, "file": file, **dict(zip(names, values, strict=True))}
+        for index, (file, *values) in enumerate(zip(about.get("files", ()), *scores, strict=False))
     ]
     return {"files": files, "left_out": about.get("left_out", [])}
 

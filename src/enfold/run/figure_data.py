@@ -20,7 +20,7 @@ SCORE = "entropy"  # every model has it
 def uncertainty_figures(seeds: Sequence[Seed], headline: Headline | None) -> Uncertainty | None:
     """Return the curves of one member, the ensemble, the headline's model and its control, if they are evaluated."""
     seed = next((seed for seed in seeds if "ensemble" in seed.predictions), None)
-    if seed is None:
+    if seed is None or type(seed.predictions["ensemble"]["test"]) is not Predictions:  # of one class per example
         return None
     labels = ["ensemble", *([headline.label, headline.control or ""] if headline else [])]
     predictions: dict[str, Predictions] = {ONE_MEMBER: seed.predictions["ensemble"]["test"].member(0)}

@@ -23,6 +23,7 @@ from enfold.io.checkpoints import matching_files, require_local
 from enfold.io.usercode import is_reference, is_refused, is_trusted, looking_in, reporting, trust_error
 from enfold.registry import Method, suggest
 from enfold.run.ood import OodSpec, check_sets
+from enfold.run.outputs import make_task
 from enfold.run.override import apply_override
 from enfold.run.recipe_errors import SETTINGS, Place, RecipeError, describe_error, line_numbers
 from enfold.run.specs import STARTS, CorruptionSpec, DataSpec, StepSpec, TrajectorySpec, Whole, add_labels
@@ -42,6 +43,7 @@ from enfold.run.step_methods import (
     student_method,
 )
 from enfold.run.yaml_text import Loader, read_text, read_yaml, write_yaml
+from enfold.tasks import Task
 from enfold.train import TrainConfig
 
 MAX_LABEL = 100  # characters, so that file names with a suffix have at most 255 bytes
@@ -59,6 +61,9 @@ class Recipe(BaseModel):
 
     name: str = Field(default="run", description="Name of the run.")
     data: DataSpec = Field(default=DataSpec(), description="The data: a name, a path, module:function, or a mapping.")
+    task: str | dict[str, Any] | None = Field(
+        default=None, description="What outputs mean: a name, or {name: regression, head: gaussian}; else inferred."
+    )
     network: str | dict[str, Any] = Field(
         default="mlp", description="The members' network: a name, or nets.py:function."
     )
@@ -112,6 +117,12 @@ class Recipe(BaseModel):
         check_sets(value, data.source, data.exclude_classes)
         return value
 
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, value: Any) -> Any:
+        make_task(value)
+        return value
+
     @field_validator("steps", mode="before")
     @classmethod
     def _expand_steps(cls, value: Any) -> Any:
@@ -160,7 +171,11 @@ class Recipe(BaseModel):
 
     def members_config(self, seed: int, device: str = "cpu") -> TrainConfig:
         """Return the training settings of the members for one seed."""
-        return TrainConfig(**{**self.train, "seed": seed, "device": device})
+        return TrainConfig(**{**self._task_setting(), **self.train, "seed": seed, "device": device})
+
+    def _task_setting(self) -> dict[str, Task]:
+        task = make_task(self.task)
+        return {} if task is None else {"task": task}
 
     def step_config(self, step: StepSpec, seed: int, device: str = "cpu") -> TrainConfig:
         """Return the training settings of a step: the run's, or the published ones of its method, with its changes.
@@ -172,7 +187,7 @@ class Recipe(BaseModel):
         """
         published = default_settings(step)
         base = self.train if published is None else published
-        return TrainConfig(**{**base, **step.train, "seed": seed, "device": device})
+        return TrainConfig(**{**base, **self._task_setting(), **step.train, "seed": seed, "device": device})
 
     def step(self, label: str) -> StepSpec:
         """Return the step of a label."""
@@ -388,7 +403,7 @@ class _Checks:
             path: Their place in the recipe.
             num_members: The number of members that settings may list values for; None if they may not.
         """
-        reserved = {"seed": "seeds", "device": "--device"}
+        reserved = {"seed": "seeds", "device": "--device", "task": "task"}
         known = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in reserved]
         for key in settings:
             at = self.place.at((*path, key))

@@ -13,13 +13,15 @@ from torch import nn
 
 from enfold.analysis.corruptions import ByKind, average_scores_over_kinds, compute_mce, load_official, score_corruptions
 from enfold.cost import measure
+from enfold.data.tree import to_device
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import mean_member_score, predict, recovered, score
-from enfold.metrics import accuracy, disagreement, example_nll, nll, normalised_disagreement, pairwise_kl, per_member
-from enfold.metrics.predictions import Predictions
+from enfold.metrics import accuracy, disagreement, metrics_for, nll, normalised_disagreement, pairwise_kl, per_member
+from enfold.metrics.predictions import Predictions, RowPredictions
 from enfold.metrics.recovered import beyond_noise, gain_interval
-from enfold.run.seed_run import SeedRun, example_input
+from enfold.run.outputs import example_losses, example_of, shared_criterion
+from enfold.run.seed_run import SeedRun
 from enfold.run.steps import start_notice
 from enfold.run.uncertainty import dirichlet_uncertainties, mean_uncertainty, ood_rows, uncertainty_row
 from enfold.train.diversity import describe_similarity
@@ -54,11 +56,7 @@ def evaluate_seed(run: SeedRun, models: Mapping[str, nn.Module]) -> Results:
     _add_gains(rows, members["test"], first)
     test = {label: splits["test"] for label, splits in predictions.items()}
     test |= {f"ensemble of {size}": test["ensemble"].subset(range(size)) for size in run.recipe.sizes}
-    rows[ONE] |= mean_uncertainty(test["ensemble"])
-    for label, each in test.items():
-        compared = test["ensemble"].subset(range(first.get(label) or test["ensemble"].num_members))
-        own = dirichlet_uncertainties(run, models[label]) if label in models else None
-        rows[label] |= uncertainty_row(each, compared, own)
+    _add_uncertainty(run, rows, test, models, first)
     for label, scores in _corrupted(run, models).items():
         rows[label]["corrupted"] = scores
     for label, detected in ood_rows(run, models).items():
@@ -71,7 +69,26 @@ def evaluate_seed(run: SeedRun, models: Mapping[str, nn.Module]) -> Results:
     return rows
 
 
-def _add_gains(rows: Results, members: Predictions, first: Mapping[str, int | None]) -> None:
+def _add_uncertainty(
+    run: SeedRun,
+    rows: Results,
+    test: Mapping[str, RowPredictions],
+    models: Mapping[str, nn.Module],
+    first: Mapping[str, int | None],
+) -> None:
+    """Add selective prediction and uncertainty of each row, for tasks with classes."""
+    members = test["ensemble"]
+    if not isinstance(members, Predictions):
+        return
+    rows[ONE] |= mean_uncertainty(members.known())
+    for label, each in test.items():
+        compared = members.subset(range(first.get(label) or members.num_members)).known()
+        own = dirichlet_uncertainties(run, models[label]) if label in models else None
+        if isinstance(each, Predictions):
+            rows[label] |= uncertainty_row(each.known(), compared, own)
+
+
+def _add_gains(rows: Results, members: RowPredictions, first: Mapping[str, int | None]) -> None:
     """Add the fraction of the ensemble's gain that each row recovers, and whether that gain is within noise.
 
     A step that uses the first members only is compared with the ensemble of these.
@@ -80,24 +97,27 @@ def _add_gains(rows: Results, members: Predictions, first: Mapping[str, int | No
     for size in {None, *first.values()}:
         subset = members if size is None else members.subset(range(size))
         compared[size] = mean_member_score(subset), score(subset), _gain_is_noise(subset)
+    criterion = shared_criterion(*(row["scores"] for row in rows.values()))
     for label, row in rows.items():
         mean_member, ensemble, noise = compared[first.get(label)]
-        gain = recovered(row["scores"], mean_member, ensemble)
+        gain = recovered(row["scores"], mean_member, ensemble, criterion)
         row["gain_recovered"] = None if math.isnan(gain) else gain
         row["gain_within_noise"] = noise
 
 
-def _gain_is_noise(members: Predictions) -> bool:
-    """Return whether the 95 % interval of the ensemble's gain in NLL over its mean member includes zero."""
+def _gain_is_noise(members: RowPredictions) -> bool:
+    """Return whether the 95 % interval of the ensemble's gain in the criterion over its mean member includes zero."""
     if members.num_members < 2:
         return True
     try:
-        return not beyond_noise(gain_interval(members, example_nll))
+        return not beyond_noise(gain_interval(members, example_losses))
     except EnfoldError:  # of an infinite NLL
         return False
 
 
-def _diversity(predictions: Mapping[str, Predictions], model: nn.Module, notice: str | None = None) -> dict[str, Any]:
+def _diversity(
+    predictions: Mapping[str, RowPredictions], model: nn.Module, notice: str | None = None
+) -> dict[str, Any]:
     """Return the diversity of a model's members, the scores of one of them, and warnings."""
     test = predictions["test"]
     notices = [notice, getattr(model, "notice", None), describe_similarity(predictions["validation"])]
@@ -105,6 +125,10 @@ def _diversity(predictions: Mapping[str, Predictions], model: nn.Module, notice:
     warnings = {"warning": warning} if warning else {}
     if test.num_members < 2:
         return warnings
+    if not isinstance(test, Predictions):
+        criterion = metrics_for(test)[test.criterion]
+        return {"diversity": {f"member_{criterion.name}": float(per_member(criterion, test).mean())}, **warnings}
+    test = test.known()
     found: dict[str, Any] = {
         "diversity": {
             "disagreement": disagreement(test),
@@ -137,7 +161,7 @@ def _unchanged(row: Mapping[str, Any], start: str | None) -> dict[str, Any]:
     """Return the start that a training returned unchanged, and a warning."""
     if start is None:
         return {}
-    message = f"training returned its start, {start}, unchanged: no epoch had a lower NLL on validation data"
+    message = f"training returned its start, {start}, unchanged: no epoch had a lower loss on validation data"
     return {"unchanged": start, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}
 
 
@@ -157,7 +181,7 @@ def remove_model(run: SeedRun, kind: str, label: str) -> None:
     run.run.log("removed", stage=f"{kind}/{label}", seed=run.seed)
 
 
-def predict_stored(run: SeedRun, label: str, model: nn.Module) -> dict[str, Predictions]:
+def predict_stored(run: SeedRun, label: str, model: nn.Module) -> dict[str, Any]:
     """Return the predictions of a model on validation and test data, from storage if they are there."""
     stored = run.run.read_predictions(label)
     if stored is None:
@@ -218,8 +242,10 @@ def _costs(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, Any]:
     if not missing:
         return dict(stored)
     ensemble: Any = models["ensemble"]
-    example = example_input(run.data).to(run.device)
-    measured = measure({ONE: ensemble.member(0), **missing}, ONE, example)
+    example = example_of(run.data)
+    if example is None:  # of a batch of graphs: there is no batch of another size to measure
+        return {}
+    measured = measure({ONE: ensemble.member(0), **missing}, ONE, to_device(example, run.device))
     reference = asdict(measured[ONE])["latency"]
     found = {}
     for label, cost in measured.items():
@@ -243,7 +269,11 @@ def summarise(results: list[Results]) -> dict[str, Any]:
         first = rows[0]
         gains = [row["gain_recovered"] for row in rows]
         summary[label] = {
-            "scores": {name: _spread([row["scores"][name] for row in rows]) for name in first["scores"]},
+            "scores": {
+                name: _spread([row["scores"][name] for row in rows])
+                for name in first["scores"]
+                if all(name in row["scores"] for row in rows)
+            },
             "gain_recovered": _spread(gains),
             "gain_within_noise": any(row.get("gain_within_noise", False) for row in rows),
             "cost": first.get("cost"),

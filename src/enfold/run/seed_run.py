@@ -20,6 +20,7 @@ from enfold.data import load as load_data
 from enfold.data.content import content
 from enfold.data.corruptions import cifar_c_kinds
 from enfold.data.ood import Outside
+from enfold.data.tree import describe
 from enfold.distill.control import train_control
 from enfold.ensembles.common.search import FewerCandidatesWarning
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -34,10 +35,12 @@ from enfold.networks import factory
 from enfold.progress import progress
 from enfold.run.directory import RunDirectory
 from enfold.run.ood import make_set
+from enfold.run.outputs import check_outputs, count_outputs, example_of, has_classes, make_task
 from enfold.run.recipe import Recipe, code_in
 from enfold.run.specs import CorruptionSpec, StepSpec
 from enfold.run.steps import check_step, load_step, make_step
 from enfold.saving import load, save
+from enfold.tasks import Task
 from enfold.train import TrainConfig, Trajectory, fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.diversity import LowDiversityWarning
@@ -77,7 +80,22 @@ class SeedRun:
     def network_factory(self, spec: str | Mapping[str, Any]) -> Callable[[], nn.Module]:
         """Return a factory of the network of a spec for the recipe's data."""
         with self.run.context():
-            return factory(spec, self.data.shape, self.data.known_classes())
+            return factory(spec, self.data.shape, self.num_outputs)
+
+    @property
+    def task(self) -> Task | None:
+        """The task of the recipe; None to infer it."""
+        return make_task(self.recipe.task)
+
+    @cached_property
+    def num_outputs(self) -> int | None:
+        """The number of outputs of a network for each example or position; None if it is unknown."""
+        return count_outputs(self.data, self.task)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether there is one class per example, of a known number of classes."""
+        return has_classes(self.data, self.task)
 
     def check(self) -> None:
         """Check that data, networks and steps fit each other, before anything is written.
@@ -89,6 +107,11 @@ class SeedRun:
         self.check_network("the network", self.make_network)
         if not self.is_done("members", "members"):
             self._load_checkpoints()
+        for key in ("corruptions", "ood"):
+            if getattr(self.recipe, key) and not self.has_classes:
+                raise EnfoldError(
+                    f"{key} needs data with one class per example, got '{self.data.source}' without: remove {key}"
+                )
         if self.recipe.corruptions is not None:
             self._check_corruptions(self.recipe.corruptions)
         _check_splits(self.data)
@@ -114,6 +137,10 @@ class SeedRun:
 
     def check_network(self, what: str, make: Callable[[], nn.Module]) -> None:
         """Run two inputs through a network and check the shape of its outputs."""
+        if not self.has_classes:
+            with reporting(what):
+                check_outputs(what, make, self.data, self.task)
+            return
         inputs = example_input(self.data).expand(2, *self.data.shape)
         rule = f"take inputs of shape {self.data.shape} and return {self.data.num_classes} logits each"
         try:
@@ -134,7 +161,7 @@ class SeedRun:
         return {
             "network": self.recipe.network,
             "shape": list(self.data.shape),
-            "num_classes": self.data.num_classes,
+            "num_classes": self.num_outputs,
             "data": self.data.source,
             "seed": self.seed,
         }
@@ -143,6 +170,7 @@ class SeedRun:
         """Return the settings of the recipe that a model depends on."""
         recipe = self.recipe
         common: dict[str, Any] = {"seed": self.seed, "network": recipe.network, "train": recipe.train}
+        common |= {} if recipe.task is None else {"task": recipe.task}
         if kind == "members":
             return {**common, "members": recipe.members, "checkpoints": recipe.checkpoints}
         spec = self.wanted()[kind, label]
@@ -267,7 +295,9 @@ class SeedRun:
                 f"'{self.recipe.checkpoints}': remove members from the recipe, or set it to {len(files)}"
             )
         names = {"files": [str(file) for file in files[:count]], "left_out": [str(file) for file in files[count:]]}
-        return DeepEnsemble.from_checkpoints(files[:count], self.make_network), names
+        members = DeepEnsemble.from_checkpoints(files[:count], self.make_network)
+        members.task = self.task
+        return members, names
 
     def members(self) -> DeepEnsemble:
         """Return the trained members."""
@@ -370,7 +400,8 @@ class SeedRun:
 def _changes(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that differ from the defaults, except the device."""
     usual = dataclasses.asdict(TrainConfig())
-    return {key: value for key, value in dataclasses.asdict(config).items() if value != usual[key] and key != "device"}
+    found = {**dataclasses.asdict(config), "task": None if config.task is None else repr(config.task)}
+    return {key: value for key, value in found.items() if value != usual[key] and key != "device"}
 
 
 def _check_splits(data: Data) -> None:
@@ -378,7 +409,7 @@ def _check_splits(data: Data) -> None:
     validation, test = data.val, data.test
     same = validation is test
     if isinstance(validation, Split) and isinstance(test, Split) and len(validation) == len(test):
-        same = torch.equal(validation.labels, test.labels) and torch.equal(validation.inputs, test.inputs)
+        same = torch.equal(validation.targets, test.targets) and torch.equal(validation.inputs, test.inputs)
     if same:
         raise EnfoldError(
             "models are selected on the validation split and evaluated on the test split, got the same examples in "
@@ -388,6 +419,7 @@ def _check_splits(data: Data) -> None:
 
 def example_input(data: Data) -> torch.Tensor:
     """Return one prepared input of the test split, without the batch axis."""
-    split = data.test
-    inputs = split.inputs[:1] if hasattr(split, "inputs") else next(iter(split))[0][:1]
-    return data.prepare(inputs)[0]
+    found = example_of(data)
+    if not isinstance(found, torch.Tensor):
+        raise EnfoldError(f"inputs must be one tensor here, got {describe(found)}: use data whose inputs are a tensor")
+    return found

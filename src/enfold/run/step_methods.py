@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from enfold.arguments import REQUIRED, arguments_of, check_value
 from enfold.errors import EnfoldError
 from enfold.io.usercode import is_reference
-from enfold.registry import Method, find_any, find_method, methods
+from enfold.registry import Method, find_any, find_method, make_method, methods
 from enfold.run.specs import StepSpec
 from enfold.train import TrainConfig
+
+COMPRESS = "compress"
+"""The step that searches for the network to ship; it is not in a package of methods, because it tries all kinds."""
 
 FAMILIES = ("ensemble", "distill", "merge")
 """Kinds of methods that are steps of a recipe; perturbations are part of a distillation."""
@@ -29,6 +33,8 @@ def family_of(name: str) -> str:
     Raises:
         EnfoldError: If there is no such method, or two kinds have one of that name.
     """
+    if name == COMPRESS:
+        return "merge"
     if not is_reference(name) and name.replace("-", "_") in methods("perturb"):
         raise EnfoldError(f"'{name}' is a perturbation, not a step: write it in a distillation step as perturb: {name}")
     found = find_any(name, FAMILIES)
@@ -40,7 +46,16 @@ def family_of(name: str) -> str:
 
 def method_of(step: StepSpec) -> Method:
     """Return the method of a step; code of the user must be trusted."""
+    if step.method == COMPRESS:
+        return _compress_method()
     return find_method(step.family or family_of(step.method), step.method)
+
+
+@cache
+def _compress_method() -> Method:
+    from enfold.compress.step import compress_members
+
+    return make_method(COMPRESS, "merge", compress_members)
 
 
 def is_user_code(step: StepSpec) -> bool:
@@ -63,7 +78,7 @@ def default_settings(step: StepSpec) -> dict[str, Any] | None:
     config = None if is_user_code(step) else getattr(_module_of(step), "PUBLISHED", None)
     if not isinstance(config, TrainConfig):
         return None
-    return {name: value for name, value in vars(config).items() if name not in ("seed", "device")}
+    return {name: value for name, value in vars(config).items() if name not in ("seed", "device", "task")}
 
 
 def count_trainings(step: StepSpec, num_members: int) -> int:

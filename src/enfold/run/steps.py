@@ -17,8 +17,10 @@ from torch import nn
 from enfold.data import Split
 from enfold.distill import distill
 from enfold.distill.distill import Init
+from enfold.distill.losses.hydra import Hydra
+from enfold.distill.losses.one_to_one import OneToOne
 from enfold.engines.initialization import initialize_member
-from enfold.ensemble import Ensemble
+from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.rank_one.reconstruct import reconstruct
@@ -29,6 +31,7 @@ from enfold.merge import average, weight_matching
 from enfold.run.recipe import code_in
 from enfold.run.specs import STARTS, StepSpec
 from enfold.run.step_methods import (
+    COMPRESS,
     fill_options,
     is_ensemble_student,
     is_trained,
@@ -40,6 +43,7 @@ from enfold.run.step_methods import (
     student_method,
 )
 from enfold.saving import load
+from enfold.tasks import task_of
 from enfold.train import fit
 from enfold.train.checkpoint import stored_history
 from enfold.train.loop import Fit
@@ -65,6 +69,8 @@ def make_step(
     details["step"] = {"method": step.method, **step.options}
     used = members[: step.first]
     make = {"ensemble": _train_ensemble, "merge": _merge, "distill": _distill}[step.family or ""]
+    if step.method == COMPRESS:
+        make = _compress
     with reporting(_name(step), always=is_user_code(step)):
         return make(run, step, used, checkpoint, details)
 
@@ -131,7 +137,24 @@ def _merge(run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path
     given = {name: value for name, value in inputs.items() if name in method.inputs and value is not None}
     merged = method.target(models=members, **given, **options)
     _require_network(step, merged, members)
+    if task_of(merged) is None:  # of a function of the user
+        set_model_task(merged, members.task)
     return merged  # type: ignore[no-any-return]
+
+
+def _compress(
+    run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path, details: dict[str, Any]
+) -> nn.Module:
+    """Search for the network to ship, and write the table and the explanation beside the results."""
+    method = method_of(step)
+    config = run.recipe.step_config(step, run.seed, run.device)
+    folder = run.run.path / step.label
+    result = method.target(members, run.data, config=config, checkpoint=folder / "trials", **method.check(step.options))
+    result.save(folder)
+    details["start"], details["recommendation"] = "the best member", result.recommendation
+    network: nn.Module = result.network
+    _require_network(step, network, members)
+    return network
 
 
 def _require_network(step: StepSpec, merged: Any, members: DeepEnsemble) -> None:
@@ -154,7 +177,7 @@ def _distill(
     own, common = split_options(method, step.options)
     loss = method.target(**own)
     teacher = members if step.teacher is None else run.step(run.recipe.step(step.teacher), run.members())
-    init, student = _start(run, step, loss, members, details)
+    init, student = _start(run, step, loss, members, details, _count_students(loss, teacher, members))
     trained = distill(
         teacher,
         run.data,
@@ -174,10 +197,16 @@ def _distill(
     return trained
 
 
+def _count_students(loss: Any, teacher: nn.Module, members: DeepEnsemble) -> int:
+    """Return how many members a student has by default: as many as there are teachers if each has its own."""
+    has_own = isinstance(loss, OneToOne | Hydra)
+    return teacher.num_members if has_own and isinstance(teacher, Ensemble) else members.num_members
+
+
 def _start(
-    run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble, details: dict[str, Any]
+    run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble, details: dict[str, Any], count: int
 ) -> tuple[Init | None, Any]:
-    """Return the arguments `init` and `student` of `distill`."""
+    """Return the arguments `init` and `student` of `distill`; the default of both is of the run, not of the teacher."""
     details["start"] = {None: "the best member", "random": "an untrained network"}.get(step.init, f"init: {step.init}")
     if step.student is not None and not is_ensemble_student(step.student):
         _check_init(step)
@@ -185,11 +214,15 @@ def _start(
     if step.student is None:
         if step.init == "als":
             raise EnfoldError("init: als needs a BatchEnsemble: add student: {method: batch_ensemble}")
+        if step.teacher is not None and (step.init or loss.default_init) == "random":
+            return None, run.make_network  # members of the teacher need not exist as networks
+        if step.teacher is not None and step.init is None:
+            return _network_named(run, BEST, members, {}), None
         if step.init in (None, "random") or (step.init == BEST and loss.default_init is None):
             return ("random" if step.init == "random" else None), None
         return _network_named(run, str(step.init), members, details), None
     method, options = student_method(step.student)  # type: ignore[arg-type]
-    options = fill_options(method, options, members.num_members, run.seed)
+    options = fill_options(method, options, count, run.seed)
     if step.init == "als":
         if not (isinstance(method.target, type) and issubclass(method.target, BatchEnsemble)):
             raise EnfoldError(f"init: als needs a BatchEnsemble as student, got {method.name}: use batch_ensemble")
@@ -325,6 +358,9 @@ def _check_distill(run: SeedRun, step: StepSpec) -> None:
         require_options(method, step.options)
         own, common = split_options(method, step.options)
         loss = method.target(**own)
+        count = _count_students(loss, _trial_teacher(run, step, members), members)
+        if count != members.num_members:
+            members = DeepEnsemble(run.make_network, count, seed=run.seed).eval()
         init, student = _trial_start(run, step, loss, members)
         config = run.recipe.step_config(step, run.seed, run.device).replace(epochs=0, warmup_epochs=0)
         few = run.data.replace(train=run.data.train[:8])
@@ -341,8 +377,16 @@ def _check_distill(run: SeedRun, step: StepSpec) -> None:
         )
 
 
+def _trial_teacher(run: SeedRun, step: StepSpec, members: DeepEnsemble) -> nn.Module:
+    """Return an untrained model with as many members as the teacher of a step has, as far as is known."""
+    named = None if step.teacher is None else run.recipe.step(step.teacher)
+    if named is None or named.family != "ensemble":
+        return members
+    return build_ensemble(run, named, trial_network(run, named)())
+
+
 def _trial_start(run: SeedRun, step: StepSpec, loss: Any, members: DeepEnsemble) -> tuple[Any, Any]:
     """Return the same as `_start`, with an untrained network in place of the best member, merges and earlier steps."""
     known = step.init in ("random", "als") and step.init not in [each.label for each in run.recipe.steps]
     trial = step if known or step.init is None else step.model_copy(update={"init": "random"})
-    return _start(run, trial, loss, members, {})
+    return _start(run, trial.model_copy(update={"teacher": None}), loss, members, {}, members.num_members)

@@ -15,6 +15,7 @@ from enfold.tasks.infer import (
     known_task,
     may_have_classes,
 )
+from enfold.tasks.memory import remember_task, shared_task, task_of, training_task
 from enfold.tasks.multilabel import Multilabel
 from enfold.tasks.regression import Regression
 
@@ -36,4 +37,8 @@ __all__ = [
     "first_batch_task",
     "known_task",
     "may_have_classes",
+    "remember_task",
+    "shared_task",
+    "task_of",
+    "training_task",
 ]

@@ -245,6 +245,17 @@ class Task(ABC):
         """
         return self.resolve(outputs, targets, own=own)
 
+    def stand_in_targets(self, outputs: Tensor) -> Tensor | None:
+        """Return a tensor without storage in the shape of the targets, for batches without targets.
+
+        Args:
+            outputs: Outputs of the teachers, (T, B, ...).
+
+        Returns:
+            A tensor (B, ...); None if nothing about a student follows from the shape of the targets.
+        """
+        return None
+
     # Distillation of tasks without classes
 
     def mixture(self, values: Tensor, weights: Weights = None) -> Tensor:

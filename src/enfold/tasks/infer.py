@@ -61,12 +61,25 @@ def task_from_dict(content: dict[str, Any] | None) -> Task | None:
     """
     if content is None:
         return None
-    if content.get("name") not in TASKS or not isinstance(content.get("options"), dict):
+    name, options = content.get("name"), content.get("options")
+    kind = TASKS.get(name) or _imported_tasks().get(name)  # type: ignore[arg-type]
+    if kind is None or not isinstance(options, dict):
         raise EnfoldError(
-            f"task must be one of {', '.join(TASKS)} with its options, got {content!r}: set ensemble.task after loading"
+            f"task must be one of {', '.join(TASKS)} with its options, or a task whose class is imported, got "
+            f"{content!r}: import the class first"
         )
-    kind = TASKS[content["name"]]
-    return kind(**check_arguments(kind, content["options"]))
+    return kind(**check_arguments(kind, options))
+
+
+def _imported_tasks() -> dict[str, type[Task]]:
+    """Return the tasks that are defined outside of this package, by name."""
+    classes, found = list(Task.__subclasses__()), {}
+    while classes:
+        kind = classes.pop()
+        if hasattr(kind, "name") and not issubclass(kind, Inferred):
+            found[kind.name] = kind
+        classes += kind.__subclasses__()
+    return found
 
 
 def infer_task(outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
@@ -141,14 +154,14 @@ def current_task(task: Task) -> Task:
 def may_have_classes(task: TaskLike) -> bool:
     """Return whether a task has classes, or may have, as far as is known before the first batch."""
     found = current_task(as_task(task))
-    named = found.argument if isinstance(found, Inferred) else found
+    named = getattr(found, "given", found.argument) if isinstance(found, Inferred) else found
     return named is None or named.is_categorical
 
 
 def known_task(task: Task) -> Task | None:
-    """Return a task that was named, or inferred from a batch; None if it is unknown or logits of classes."""
+    """Return a task that was named, or inferred from a batch; None if there was no batch yet."""
     found = current_task(task)
-    return None if isinstance(found, Inferred) or found == Classification() else found
+    return None if isinstance(found, Inferred) else found
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,6 +184,11 @@ class Inferred(Task):
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the inferred task."""
         if not self.found:
+            if targets is None:
+                raise EnfoldError(
+                    f"task must be given where it follows neither from the training of the teacher nor from targets, "
+                    f"got task=None: pass {CHOICES}, or a task with its options"
+                )
             self.found.append(infer_task(outputs, targets, own=own))
         return self.found[0].resolve(outputs, targets, own=own)
 
@@ -240,6 +258,10 @@ class StudentTask(Inferred):
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the task of the student."""
+        return self.resolve_for(current_task(self.teacher), outputs, targets, own=own)
+
+    def resolve_for(self, teacher: Task, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
+        """Return the task of the student of a teacher with this task, which may be known after its first batch."""
         if not self.found:
-            self.found.append(current_task(self.teacher).for_outputs(outputs, targets, own=own))
+            self.found.append(teacher.for_outputs(outputs, targets, own=own))
         return self.found[0].resolve(outputs, targets, own=own)

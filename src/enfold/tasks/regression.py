@@ -171,6 +171,10 @@ class Regression(Task):
                     continue
         raise self._unfit(tuple(outputs.shape[1:]), tuple(targets.shape[1:] if own else targets.shape))
 
+    def stand_in_targets(self, outputs: Tensor) -> Tensor:
+        """Return a tensor without storage in the shape of the mean prediction."""
+        return self.predict(outputs).mean.to("meta")
+
     def _axes(self, shape: tuple[int, ...]) -> list[int]:
         """Return the axes of (B, ...) at which the parameters may be."""
         if self.axis is not None:

@@ -61,7 +61,7 @@ class TrainConfig:
         bootstrap: Train every member on a bootstrap sample (bagging).
         folds: Train member k on all examples but those of fold k of this many (cross-validation), as
             `enfold.data.fold_numbers` returns them; None to train all members on all examples.
-        augment: Augmentations applied to image batches, in this order: "pad-crop", "flip".
+        augment: Augmentations applied to image batches, in this order: "pad-crop", "flip", "inception-crop".
         select: Which weights are returned: those of the epoch with the lowest validation NLL ("best", separately for
             every member of a deep ensemble) or those of the last epoch ("last").
         ema: Decay per step of an exponential moving average of the weights, such as 0.999, which is evaluated and

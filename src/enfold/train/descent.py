@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 from enfold.io.identity import Identity
+from enfold.loggers import Log
 from enfold.progress import ProgressBar, Silent, progress
 from enfold.train.checkpoint import read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig
@@ -23,13 +25,20 @@ class Descent:
     """Parameters optimised according to a `TrainConfig`; an interrupted run resumes to the same bits."""
 
     def __init__(
-        self, parameters: nn.ParameterList, config: TrainConfig, identity: Identity, checkpoint: Path | None
+        self,
+        parameters: nn.ParameterList,
+        config: TrainConfig,
+        identity: Identity,
+        checkpoint: Path | None,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        log: Log | None = None,
     ) -> None:
         self.parameters, self.config, self.identity, self.checkpoint = parameters, config, identity, checkpoint
         if config.ema is not None:
             raise EnfoldError(f"ema must be None for a merge, got {config.ema}: leave ema out")
         self.optimizer, self.scaler = Optimizer(parameters, config), torch.amp.GradScaler(enabled=False)
         self.selection, self.history = Selection(parameters, config.patience), History()
+        self.on_epoch, self.log = on_epoch, Log() if log is None else log
         self.bar: ProgressBar = Silent()
         self.steps = 0  # of this epoch
         if checkpoint is not None and checkpoint.exists():
@@ -58,6 +67,7 @@ class Descent:
                 yield epoch
                 self._record(epoch, loss(), started)
                 lowest = self.selection.best[0]
+                self._report(title)
                 now = self.history.epochs[-1].train_loss[0]
                 self.bar.say(f"{of}epoch {epoch + 1}/{self.config.epochs}  loss {now:.4f}  lowest {lowest:.4f}")
         self.selection.apply()
@@ -69,6 +79,12 @@ class Descent:
         self.optimizer.step(1.0, self.scaler)
         self.steps += 1
         self.bar.advance(1)
+
+    def _report(self, title: str) -> None:
+        record = self.history.epochs[-1]
+        self.log.log_metrics(self.history.metrics(record), record.epoch + 1)
+        if self.on_epoch is not None:
+            self.on_epoch(replace(record, training=title))
 
     def _record(self, epoch: int, loss: float, started: float) -> None:
         rate = self.optimizer.inner.param_groups[0]["lr"]

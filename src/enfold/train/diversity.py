@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from enfold.data import Data, Split
+from enfold.data.convert import has_targets
 from enfold.data.dataset import has_examples
 from enfold.ensemble import Ensemble
 from enfold.errors import UnsupportedOutput, level_outside
@@ -68,6 +69,8 @@ def warn_if_similar(model: nn.Module, data: Data) -> None:
         if not isinstance(data.train, Split):
             return
         data = dataclasses.replace(data, val=data.train[torch.arange(min(len(data.train), SOME))])
+    if not has_targets(data.val):  # their errors are unknown
+        return
     try:
         found = describe_similarity(predict(model, data.val))
     except UnsupportedOutput:  # a custom objective may train other kinds of outputs

@@ -22,16 +22,22 @@ class HasFigures(Protocol):
 class Epoch:
     """Results of one epoch, with one value per member.
 
+    It is what a function passed as ``on_epoch=`` is called with, in `fit`, `distill`, `train_control`, `compress` and
+    merges that train.
+
     Args:
         epoch: Index, counted from 0; -1 for the state before training.
         train_loss: Mean training loss.
-        validation_loss: The criterion of the task on validation examples, such as NLL.
+        validation_loss: The criterion of the task on validation examples, such as NLL; without targets, the divergence
+            from the teacher of a distillation.
         validation_score: The score of the task on validation examples, such as accuracy.
         ensemble_loss: The criterion of the mean prediction; None for a single network.
         lr: Learning rate at the end of the epoch.
         seconds: Duration.
         steps: Number of optimizer steps.
         figures: Metrics reported by the model.
+        ensemble_score: The score of the mean prediction; None for a single network.
+        training: In calls of `on_epoch`, the title of the training, as one call may train several; otherwise empty.
     """
 
     epoch: int
@@ -43,6 +49,8 @@ class Epoch:
     seconds: float
     steps: int = 0
     figures: dict[str, float] = field(default_factory=dict)
+    ensemble_score: float | None = None
+    training: str = ""
 
 
 @dataclass
@@ -68,6 +76,27 @@ class History:
         """Members whose returned weights are their initial ones, although they were trained."""
         return [index for index, epoch in enumerate(self.chosen) if epoch == 0] if self.epochs else []
 
+    def metrics(self, record: Epoch) -> dict[str, float]:
+        """Return the values of an epoch by the names that loggers show.
+
+        `train/loss`, `val/nll`, `val/accuracy` and `lr`, with the criterion and the score of the task. For an ensemble
+        `val/` is its mean prediction, `member_0/` each member and `mean_member/` their mean.
+        """
+        single = len(record.validation_loss) == 1
+        whole = {"nll": record.validation_loss[0], "score": record.validation_score[0]} if single else {}
+        whole |= {} if record.ensemble_loss is None else {"nll": record.ensemble_loss}
+        whole |= {} if record.ensemble_score is None else {"score": record.ensemble_score}
+        names = {"loss": "train/loss", "nll": f"val/{self.criterion}", "score": f"val/{self.score}"}
+        found = {"train/loss": _mean(record.train_loss)} if record.train_loss else {}
+        found |= {names[key]: value for key, value in whole.items()}
+        lists = {"loss": record.train_loss, "nll": record.validation_loss, "score": record.validation_score}
+        for key, values in lists.items():
+            if len(values) > 1:
+                found |= {} if key == "loss" else {f"mean_member/{names[key]}": _mean(values)}
+                found |= {f"member_{index}/{names[key]}": value for index, value in enumerate(values)}
+        found |= {f"model/{name.replace(' ', '_')}": value for name, value in record.figures.items()}
+        return found | ({"lr": record.lr, "epoch_seconds": record.seconds} if record.epoch >= 0 else {})
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return dataclasses.asdict(self)
@@ -83,6 +112,10 @@ class History:
             content.get("criterion", "nll"),
             content.get("score", "accuracy"),
         )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def warn_if_unchanged(history: History, what: str, start: str, remedy: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,28 +19,29 @@ from torch import nn
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
 from enfold.data.content import content
-from enfold.data.convert import Examples, as_data, require
+from enfold.data.convert import Examples, as_data, has_targets, require
 from enfold.data.dataset import Split, has_examples
 from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.modes import refuse_inference_mode
-from enfold.ensemble import Ensemble, called_network, set_model_output
+from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import digest
 from enfold.io.identity import plain
+from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
-from enfold.tasks import as_task, first_batch_task, known_task
+from enfold.tasks import Task, as_task, known_task, training_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig, as_config
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
-from enfold.train.objective import Objective, StepContext, default_loss
+from enfold.train.objective import HasDivergence, Objective, StepContext, default_loss
 from enfold.train.optimize import Optimizer, trained_members
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
@@ -48,6 +50,7 @@ from enfold.train.weight_average import WeightAverage
 ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the repr of an object; it differs between processes
 
 
+@logged
 def fit(
     model: nn.Module,
     train: Examples,
@@ -57,6 +60,7 @@ def fit(
     objective: Objective | None = None,
     checkpoint: str | Path | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
+    logger: LoggerLike | Log = None,
     title: str = "training",
     quiet: bool = False,
     evaluated_model: Callable[[nn.Module], nn.Module] | None = None,
@@ -80,7 +84,9 @@ def fit(
         objective: The loss to minimize; the default is the loss of the task, such as cross-entropy.
         checkpoint: File to save to after every epoch. If it exists, training resumes from it with bitwise equal
             results; other data, initial weights or settings are refused.
-        on_epoch: Function called with the record of every epoch.
+        on_epoch: Function called with the record of every epoch, an `Epoch`.
+        logger: Where settings and metrics are logged to: "tensorboard", "wandb", "mlflow", an object with the methods
+            of `enfold.loggers.Logger`, or a list of these.
         title: Title of the progress bar.
         quiet: Show no progress bar.
         evaluated_model: Function that maps the model to the one that is evaluated on validation examples.
@@ -101,7 +107,7 @@ def fit(
     refuse_inference_mode("training")
     require(train, "train", "fit")
     config = as_config(config).update(settings)
-    config = config.replace(task=first_batch_task(config.task))
+    config = config.replace(task=training_task(model, config.task))
     data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called_network(model))
     if outputs is not None:
         set_model_output(model, outputs)
@@ -109,16 +115,18 @@ def fit(
     if isinstance(model, Ensemble):
         config = model.configure(config)
         if objective is None:
-            history = model.fit_members(data, config, checkpoint=file, title=title, quiet=quiet)
+            history = model.fit_members(
+                data, config, checkpoint=file, title=title, quiet=quiet, on_epoch=on_epoch, logger=logger
+            )
             if history is not None:
-                model.task = known_task(as_task(config.task))
+                _record_task(model, as_task(config.task))
                 return history
             objective = model.objective(config)
     stored = Trajectory(trajectory) if isinstance(trajectory, str | Path) else trajectory
     with torch.enable_grad():
         training = Fit(model, data, config, objective, file, evaluated_model, stored)
         try:
-            return training.run(on_epoch, title, quiet)
+            return training.run(on_epoch, title, quiet, as_log(logger))
         finally:
             if file is not None and model in _interrupted:
                 _interrupted[model].end = _digest_weights(model)
@@ -161,6 +169,7 @@ class Fit:
         self.average = WeightAverage(self.model, config.ema)
         self.history = History()
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
+        self.has_validation_targets = has_targets(data.val)
         self.chooses = config.select == "best" and has_examples(data.val)
         if checkpoint is not None:
             require_tensors(model.state_dict(), "a checkpoint is written")
@@ -190,18 +199,19 @@ class Fit:
                 f"patience={self.config.patience} and no validation examples: pass val, or set patience=None"
             )
 
-    def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool) -> History:
+    def run(self, on_epoch: Callable[[Epoch], None] | None, title: str, quiet: bool, log: Log | None = None) -> History:
         """Train for the remaining epochs.
 
         Args:
             on_epoch: Function called with the record of every epoch.
             title: Title of the progress bar.
             quiet: Show no progress bar.
+            log: Where settings and metrics are logged to.
 
         Returns:
             The history of the training.
         """
-        stored = None
+        stored, log = None, Log() if log is None else log
         if self.checkpoint is not None and self.checkpoint.exists():
             stored = read_checkpoint(self.checkpoint, self.identity)
         if isinstance(self.model, Ensemble):
@@ -211,16 +221,13 @@ class Fit:
         steps = self.order.steps(self.data.train)
         total = None if steps is None else steps * self.config.epochs
         done = len(self.history.epochs)
+        if log:
+            log.log_settings(self._described(title))
         shown = progress(title, total, done=(steps or 0) * done, quiet=quiet)
         with shown as bar, _compiled(self.model, self.config.compile):
-            if not done:
-                self._begin()
-            for epoch in range(done, self.config.epochs):
-                if self.chooses and self.selection.finished(epoch):
-                    break
-                record = self._epoch(epoch, bar)
+            for record in self._epochs(bar, log):
                 if on_epoch is not None:
-                    on_epoch(record)
+                    on_epoch(dataclasses.replace(record, training=title))
         if self.chooses:
             self.selection.apply()
             self.history.chosen = list(self.selection.epoch)
@@ -228,16 +235,31 @@ class Fit:
             self.average.apply()
         if isinstance(self.model, Ensemble):
             self.model.on_fit_end(self.data)
-            self.model.task = known_task(self.task)
+        _record_task(self.model, self.task)
         self.model.eval()
         warn_if_similar(self.model, self.data)
         return self.history
+
+    def _epochs(self, bar: ProgressBar, log: Log) -> Iterator[Epoch]:
+        """Train for the remaining epochs, and log and yield the record of each."""
+        done = len(self.history.epochs)
+        if not done:
+            self._begin()
+            if self.history.start is not None:
+                log.log_metrics(self.history.metrics(self.history.start), 0)
+        for epoch in range(done, self.config.epochs):
+            if self.chooses and self.selection.finished(epoch):
+                return
+            record = self._epoch(epoch, bar)
+            log.log_metrics(self.history.metrics(record), epoch + 1)
+            yield record
 
     def _begin(self) -> None:
         self._store(0)
         if self.chooses:
             started = time.perf_counter()
-            self.history.start = Epoch(-1, [], *self._scores(), 0.0, time.perf_counter() - started)
+            scores = self._scores()
+            self.history.start = Epoch(-1, [], **scores, lr=0.0, seconds=time.perf_counter() - started)
             self.selection.update(0, self.history.start.validation_loss)
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
@@ -317,25 +339,58 @@ class Fit:
             return self.config.rate_factor(epoch, 1)
         return self.config.rate_factor(epoch * steps + number, steps)
 
-    def _scores(self) -> tuple[list[float], list[float], float | None]:
-        """Return loss and score of each member on validation examples and the loss of the ensemble; empty without any.
+    def _described(self, title: str) -> dict[str, Any]:
+        """Return the settings for loggers."""
+        options: dict[str, Any] = {}
+        with suppress(EnfoldError):  # a method of the user's own without its options as attributes
+            options = self.model.options() if isinstance(self.model, Ensemble) else {}
+        parts = {"train_examples": self.data.train, "val_examples": self.data.val}
+        return {
+            "title": title,
+            "model": type(self.model).__name__,
+            "num_members": trained_members(self.model),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "data": self.data.source,
+            **{name: len(part) for name, part in parts.items() if isinstance(part, Split)},
+            **{f"model/{name}": value for name, value in options.items()},
+            **{each.name: getattr(self.config, each.name) for each in dataclasses.fields(self.config)},
+        }
+
+    def _scores(self) -> dict[str, Any]:
+        """Return loss and score on validation examples, of each member and of the ensemble; empty without any.
 
         The loss is the criterion of the task, NLL for classes, and the score is the accuracy for classes.
         """
         if not has_examples(self.data.val):
-            return [], [], None
+            return {"validation_loss": [], "validation_score": [], "ensemble_loss": None}
+        if not self.has_validation_targets:
+            return self._divergences()
         validation = predict(self.evaluated_model(self.model), self.data.val, task=self.task)
         metrics = metrics_for(validation)
         loss, score = metrics[validation.criterion], metrics[validation.score]
         self.history.criterion, self.history.score = loss.name, score.name
-        ensemble = loss(validation) if validation.num_members > 1 else None
-        return per_member(loss, validation).tolist(), per_member(score, validation).tolist(), ensemble
+        several = validation.num_members > 1
+        return {
+            "validation_loss": per_member(loss, validation).tolist(),
+            "validation_score": per_member(score, validation).tolist(),
+            "ensemble_loss": loss(validation) if several else None,
+            "ensemble_score": score(validation) if several else None,
+        }
+
+    def _divergences(self) -> dict[str, Any]:
+        """Return the divergence of each member from its teacher on validation examples without targets."""
+        if not isinstance(self.objective, HasDivergence):
+            raise EnfoldError("val must have targets, got inputs only: pass targets, or val=None")
+        found = self.objective.divergence(self.model, self.data.val)
+        self.history.criterion = self.history.score = "divergence"
+        return {"validation_loss": found, "validation_score": found, "ensemble_loss": None}
 
     def _record(self, epoch: int, train_loss: list[float], started: float, steps: int) -> Epoch:
         scores = self._scores()
         rate = self.optimizer.inner.param_groups[0]["lr"]
         figures = self.model.figures() if isinstance(self.model, HasFigures) else {}
-        return Epoch(epoch, train_loss, *scores, rate, time.perf_counter() - started, steps, figures)
+        seconds = time.perf_counter() - started
+        return Epoch(epoch, train_loss, **scores, lr=rate, seconds=seconds, steps=steps, figures=figures)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -354,6 +409,12 @@ class Fit:
                 "config": self.config.changes(),
             }
         )
+
+
+def _record_task(model: nn.Module, task: Task) -> None:
+    found = known_task(task)
+    if found is not None:  # there was a batch
+        set_model_task(model, found)
 
 
 @dataclass
@@ -431,7 +492,8 @@ def _summary(record: Epoch, epochs: int, history: History) -> str:
         mean_loss = sum(record.validation_loss) / len(record.validation_loss)
         mean_score = sum(record.validation_score) / len(record.validation_score)
         shown = f"{100 * mean_score:.2f} %" if history.score == "accuracy" else f"{mean_score:.4f}"
-        text += f"  validation {criterion} {mean_loss:.4f}  {history.score} {shown}"
+        text += f"  validation {criterion} {mean_loss:.4f}"
+        text += f"  {history.score} {shown}" if history.score != history.criterion else ""
     if record.ensemble_loss is not None:
         text += f"  ensemble {criterion} {record.ensemble_loss:.4f}"
     return text + "".join(f"  {name} {value:.3g}" for name, value in record.figures.items())

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from enfold.data.batches import Batch
+from enfold.data.dataset import Part
 from enfold.engines.inputs import in_type_of
 from enfold.engines.outputs import at_least_float32
 from enfold.ensemble import Ensemble
@@ -46,6 +47,14 @@ class ByBatch(Protocol):
 
     def for_batch(self, model: nn.Module, batch: Batch, context: StepContext, /) -> Objective:
         """Return the objective for this batch."""
+
+
+@runtime_checkable
+class HasDivergence(Protocol):
+    """An objective that can be evaluated on examples without targets."""
+
+    def divergence(self, model: nn.Module, part: Part, /) -> list[float]:
+        """Return the divergence of each member from its teacher."""
 
 
 def batch_outputs(model: nn.Module, batch: Batch) -> Tensor:

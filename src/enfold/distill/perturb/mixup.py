@@ -9,6 +9,8 @@ Distillation: A Good Teacher Is Patient and Consistent, CVPR 2022, arXiv:2106.05
 
 Teachers and students see the same mixed inputs ("function matching"), so the target is the teachers' output at x̃, and
 labels enter only if alpha of the loss is below 1. a = 1, the uniform distribution, is the setting of the second paper.
+Of inputs that are a tuple or dictionary, all tensors are mixed with the same π and λ; tensors that are not
+floating-point, such as token indices, have no convex combination and are refused.
 
 Differs from the papers: nothing known.
 """
@@ -16,7 +18,7 @@ Differs from the papers: nothing known.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +28,8 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.data import Data
 from enfold.data.batches import Batch
-from enfold.distill.perturbation import LabelMixture, Perturbation, require_real
+from enfold.data.tree import named_tensors
+from enfold.distill.perturbation import LabelMixture, Perturbation, real_tensors, replace_real
 from enfold.errors import EnfoldError
 
 
@@ -49,8 +52,8 @@ class Mixup(Perturbation):
         return weight * inputs + (1 - weight) * partners, weight  # (1)
 
     def __call__(
-        self, inputs: Tensor, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
-    ) -> Tensor:
+        self, inputs: Any, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
+    ) -> Any:
         """Return the mixed inputs, (B, ...)."""
         return self._draw(inputs, 0, generator)[0]
 
@@ -61,16 +64,33 @@ class Mixup(Perturbation):
         inputs, mixture = self._draw(batch.inputs, int(batch.own), generator)
         return replace(batch, inputs=inputs, indices=None), mixture
 
-    def _draw(self, inputs: Tensor, axis: int, generator: torch.Generator) -> tuple[Tensor, LabelMixture]:
-        require_real(inputs)
-        if inputs.ndim - axis < self.num_axes:
-            raise EnfoldError(
-                f"perturb={type(self).__name__}() needs images of shape (B, C, H, W), got "
-                f"{tuple(inputs.shape[axis:])}: use Mixup()"
-            )
-        inputs = inputs.detach()
-        order = torch.randperm(inputs.shape[axis], generator=generator).to(inputs.device)
+    def _draw(self, inputs: Any, axis: int, generator: torch.Generator) -> tuple[Any, LabelMixture]:
+        named = real_tensors(inputs)
+        self._check(inputs, named, axis)
+        values = [tensor.detach() for _, tensor in named]
+        order = torch.randperm(values[0].shape[axis], generator=generator).to(values[0].device)
         seed = int(torch.randint(2**62, (), generator=generator))  # torch draws no Beta numbers from a generator
         weight = float(np.random.default_rng(seed).beta(self.alpha, self.alpha))
-        mixed, weight = self.mix(inputs, inputs.index_select(axis, order), weight, generator)
-        return mixed, LabelMixture(order, weight)
+        state = generator.get_state()
+        mixed, own = [], weight
+        for value in values:
+            generator.set_state(state)  # the same rectangle of CutMix in all tensors
+            found, own = self.mix(value, value.index_select(axis, order), weight, generator)
+            mixed.append(found)
+        return replace_real(inputs, mixed), LabelMixture(order, own)
+
+    def _check(self, inputs: Any, named: list[tuple[str, Tensor]], axis: int) -> None:
+        """Refuse tensors that cannot be mixed by name."""
+        kind = type(self).__name__
+        fixed = next(((name, each) for name, each in named_tensors(inputs) if not each.is_floating_point()), None)
+        if fixed is not None:
+            raise EnfoldError(
+                f"perturb={kind}() needs inputs that can be mixed, got {fixed[1].dtype} in '{fixed[0]}': use "
+                "Gaussian(), which leaves such inputs unchanged, or perturb=None"
+            )
+        shapes = [tuple(tensor.shape[axis:]) for _, tensor in named]
+        small = next((shape for shape in shapes if len(shape) < self.num_axes), None)
+        if small is not None:
+            raise EnfoldError(f"perturb={kind}() needs images of shape (B, C, H, W), got {small}: use Mixup()")
+        if self.num_axes > 1 and len({shape[-2:] for shape in shapes}) > 1:
+            raise EnfoldError(f"perturb={kind}() needs images of one size, got {shapes}: use Mixup()")

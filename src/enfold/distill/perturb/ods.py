@@ -16,6 +16,7 @@ Differs from the first paper: one step, by probabilities and not by logits, as i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class ODS(PixelStep):
     """
 
     temperature: Temperature = 1.0
+
+    needs_classes: ClassVar[bool] = True
 
     def direction(
         self, pixels: Tensor, teachers: MemberLogits, student: MemberLogits, generator: torch.Generator

@@ -56,6 +56,7 @@ class TDivSDiv(PixelStep):
     divergence: Divergence = "ce"
 
     replaces_batch: ClassVar[bool] = True
+    needs_classes: ClassVar[bool] = True
 
     def check(self, teachers: nn.Module, student: nn.Module) -> None:
         """Require as many students as teachers, and at least two."""

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from enfold.data.tree import clone, first_examples
 from enfold.engines.base import Engine, EngineName
 from enfold.engines.choose import disable_dropout
+from enfold.engines.compare import OUTPUTS, find_difference
 from enfold.engines.examples import EXAMPLES, fix_rng, vary_own
 from enfold.engines.initialization import initialize_member
 from enfold.engines.skeleton import read_state
 from enfold.engines.trunk import OneByOne, OneTrunk
-from enfold.engines.verify import OUTPUTS, difference
 from enfold.ensembles.common.efficient import EfficientEnsemble
 from enfold.errors import EnfoldError, closest
 from enfold.seeds import generator
@@ -94,7 +94,7 @@ class BranchedEnsemble(EfficientEnsemble):
                         results.append(engine(values, clone(few), False))
                 except Exception:  # a batch that is too small for train mode: there is nothing to compare
                     break
-            if len(results) == 2 and difference({OUTPUTS: results[1]}, {OUTPUTS: results[0]}) is not None:
+            if len(results) == 2 and find_difference({OUTPUTS: results[1]}, {OUTPUTS: results[0]}) is not None:
                 return False
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +20,10 @@ from enfold.ensemble import Ensemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble, Factory
 from enfold.evaluate import predict
 from enfold.io.files import part_file
+from enfold.loggers import Log
 from enfold.metrics.predictions import Predictions
 from enfold.seeds import derive
-from enfold.train import History, TrainConfig, fit
+from enfold.train import Epoch, History, TrainConfig, fit
 from enfold.train.diversity import LowDiversityWarning
 
 
@@ -56,6 +57,9 @@ class Pool:
         quiet: Show no progress bar.
         networks: The candidates of the phases that store them.
         files: The files of the chunks.
+        history: The epochs of all chunks.
+        on_epoch: Function called with the record of every epoch.
+        log: Where settings and metrics are logged to.
     """
 
     network: nn.Module | Factory
@@ -70,6 +74,8 @@ class Pool:
     networks: list[nn.Module] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     history: History = field(default_factory=History)
+    on_epoch: Callable[[Epoch], None] | None = None
+    log: Log = field(default_factory=Log)
 
     def train(self, phase: str, settings: Sequence[Setting], *, keep: bool) -> list[Predictions]:
         """Train the candidates of one phase, store the networks if `keep`, and return their validation predictions.
@@ -102,7 +108,16 @@ class Pool:
         title = f"{self.title}: {phase}, {start + 1} to {numbers.stop}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LowDiversityWarning)  # candidates may be similar, members are selected
-            history = fit(members, self.data, config=config, checkpoint=file, title=title, quiet=self.quiet)
+            history = fit(
+                members,
+                self.data,
+                config=config,
+                checkpoint=file,
+                on_epoch=self.on_epoch,
+                logger=self.log.part(f"{phase}-{start}"),
+                title=title,
+                quiet=self.quiet,
+            )
         self.history.epochs += history.epochs
         return members
 

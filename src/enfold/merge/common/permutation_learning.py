@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +14,7 @@ from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.io.files import digest, part_file
+from enfold.loggers import Log
 from enfold.merge.common.ensemble_loss import EnsembleLoss
 from enfold.merge.common.sinkhorn import Gradient
 from enfold.merge.common.soft import Balance, SoftAverage
@@ -30,7 +31,7 @@ from enfold.merge.common.soft_permutations import (
 from enfold.merge.common.solve import Inverse
 from enfold.progress import part
 from enfold.symmetry import Symmetry
-from enfold.train import Objective, TaskLoss, TrainConfig, fit
+from enfold.train import Epoch, Objective, TaskLoss, TrainConfig, fit
 
 LearningOrder = Literal["sequential", "joint"]
 Start = Literal["identity", "random"]
@@ -80,6 +81,8 @@ def learn_permutations(
     *,
     checkpoint: str | Path | None = None,
     quiet: bool = False,
+    on_epoch: Callable[[Epoch], None] | None = None,
+    log: Log | None = None,
 ) -> SoftAverage | None:
     """Return the members of `find_groups` with learned soft permutations, or None if there is nothing to learn.
 
@@ -90,6 +93,8 @@ def learn_permutations(
         options: The options of permAVG.
         checkpoint: File of the training checkpoint, from which an interrupted training continues.
         quiet: Show no progress bar.
+        on_epoch: Function called with the record of every epoch.
+        log: Where settings and metrics are logged to, with a part for each training.
     """
     states, counts = distinct_members(ensemble)
     if not symmetry.groups or len(states) == 1:  # members that differ in statistics only
@@ -109,7 +114,17 @@ def learn_permutations(
             model.made_from = digest(tensor for state in states[:last] for tensor in state.values())
             objective = AnnealedObjective(inner, repr(options), last, ends, options.mixing)
             with part(f"members 1 to {last}" if first < 2 else f"member {last} is added"):
-                fit(model, data, config=config, objective=objective, checkpoint=file, title="perm_avg", quiet=quiet)
+                fit(
+                    model,
+                    data,
+                    config=config,
+                    objective=objective,
+                    checkpoint=file,
+                    on_epoch=on_epoch,
+                    logger=log if log is None or len(stages) == 1 else log.part(f"members_to_{last}"),
+                    title="perm_avg",
+                    quiet=quiet,
+                )
             if options.inverse == "exact":
                 warn_if_singular(model)
     for file in filter(None, files[:-1]):

@@ -1,0 +1,70 @@
+"""compress end to end on a dense task, and on members that were fine-tuned from one network."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import enfold
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def discs(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return noisy images of a disc (N, 1, 16, 16), and the class of each pixel, 255 at the border."""
+    source = torch.Generator().manual_seed(seed)
+    centres = torch.rand(number, 2, 1, 1, generator=source) * 8 + 4
+    grid = torch.stack(torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij"))
+    labels = ((grid - centres).square().sum(1) < 14).long()
+    images = labels[:, None] + 0.8 * torch.randn(number, 1, 16, 16, generator=source)
+    labels[:, :1] = 255
+    return images, labels
+
+
+def test_segmentation_with_a_unet():
+    nets = pytest.importorskip("monai.networks.nets")
+
+    def make() -> nn.Module:
+        return nets.UNet(2, 1, 2, channels=(4, 8), strides=(2,), norm="batch")
+
+    train, val = discs(0, 48), discs(1, 24)
+    task = enfold.tasks.Classification(ignore_index=255)
+    settings = {"lr": 1e-2, "batch_size": 12, "task": task, "quiet": True}
+    members = enfold.DeepEnsemble(make, 3, seed=0)
+    enfold.fit(members, train, epochs=6, **settings)
+    found = enfold.compress(members, train, val, epochs=4, **settings)
+    tried = {trial.name: trial for trial in found.trials}
+    assert {"distill", "distill + labels", "distill + cutmix", "control"} <= tried.keys()
+    assert [trial.note for trial in found.trials if trial.note.startswith("failed")] == []
+    assert found.chosen.scores["nll"] <= found.diagnosis.best_member_loss
+    assert found.network(val[0]).shape == (24, 2, 16, 16)
+    assert type(found.network).__module__.startswith("monai.")
+
+
+def test_members_that_were_fine_tuned_from_one_network():
+    source = torch.Generator().manual_seed(0)
+    inputs = torch.randn(1200, 8, generator=source)
+    labels = (inputs[:, :4].prod(1) + inputs[:, 4] > 0).long()
+    base = nn.Sequential(nn.Linear(8, 48), nn.ReLU(), nn.Linear(48, 2))
+    enfold.fit(base, (inputs[:700], labels[:700]), epochs=15, lr=1e-2, quiet=True)
+    train, val = (inputs[700:900], labels[700:900]), (inputs[900:], labels[900:])
+    networks = [copy.deepcopy(base) for _ in range(3)]
+    for seed, network in enumerate(networks):
+        enfold.fit(network, train, epochs=4, lr=2e-3, seed=seed, batch_size=16, select="last", quiet=True)
+    found = enfold.compress(networks, train, val, base=base, epochs=2, lr=1e-3, batch_size=32, quiet=True)
+    assert found.diagnosis.is_one_basin
+    merges = {trial.name: trial for trial in found.trials if trial.kind == "merge"}
+    assert {
+        "wise-ft",
+        "model stock",
+        "task arithmetic",
+        "ties",
+        "dare",
+        "average",
+        "fisher",
+        "regmean",
+    } <= merges.keys()
+    assert [trial.name for trial in merges.values() if not trial.scores] == []
+    assert merges["average"].scores["nll"] <= found.diagnosis.mean_member
+    assert found.chosen.scores["nll"] <= min(trial.scores["nll"] for trial in merges.values())
