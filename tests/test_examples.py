@@ -19,6 +19,7 @@ from enfold.tasks import Regression
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGES = {
     "dict_batches": "transformers",
+    "export_onnx": "onnxruntime",
     "graphs": "torch_geometric",
     "huggingface_trainer": "datasets",
     "lightning_module": "lightning",

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from enfold.cli import run_commands, view_commands
+from enfold.cli import export_command, run_commands, view_commands
 from enfold.cli.help import command_with_methods
 from enfold.cli.options import say
 from enfold.errors import EnfoldError, UserCodeError, WriteError
@@ -63,6 +63,7 @@ VERBS = (
     run_commands.compress,
     run_commands.evaluate,
     run_commands.drop,
+    export_command.export,
     view_commands.report,
     view_commands.watch,
     view_commands.methods,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,15 @@ from enfold.calibrate import Calibrated
 from enfold.distill.dirichlet import Dirichlet
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, WriteError
-from enfold.export.check import Comparison, Reference, compare, first_difference, make_reference
-from enfold.export.graph import Graph, source_outputs
+from enfold.export.check import Reference, make_reference
+from enfold.export.formats import Job
+from enfold.export.graph import source_outputs
 from enfold.export.preprocess import make_preprocess
-from enfold.export.result import ExportResult
-from enfold.export.runtime import Run, open_onnx, open_pt2
+from enfold.export.quantize import Quantize, check_quantize
+from enfold.export.result import Artefact, ExportResult
+from enfold.export.runtime import Run
 from enfold.export.signature import Signature, make_signature, spec
-from enfold.export.trace import OPSET, RECENT, TRACED, require_onnx, to_onnx, trace
+from enfold.export.trace import OPSET, RECENT, require_onnx
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import atomic_path
 from enfold.saving import save, versions
@@ -45,6 +46,9 @@ def export(
     preprocess: Any = None,
     opset: int = OPSET,
     tolerance: float = 1e-4,
+    quantize: Quantize | None = None,
+    calibrate_on: Any = None,
+    test: Any = None,
 ) -> ExportResult:
     """Write a network or an ensemble to one file that predicts without enfold.
 
@@ -65,6 +69,11 @@ def export(
             first input.
         opset: The version of the ONNX operators.
         tolerance: The largest accepted difference, relative to the largest value of an output if that is above 1.
+        quantize: "dynamic" or "static" for int8 (.onnx), "fp16" or "bf16" for 16 bits. The float file is compared with
+            the model first; size, speed and quality of both are in the table of the result.
+        calibrate_on: Examples for the ranges of activations with quantize="static", a few hundred: inputs, or examples
+            as for `enfold.evaluate`; of a data set, the validation split.
+        test: Test examples as for `enfold.evaluate`, on which both files are scored with `quantize`.
 
     Returns:
         The file, its inputs and outputs, its size, and how close its outputs are to those of the model.
@@ -76,6 +85,9 @@ def export(
     """
     path = Path(path)
     chosen = _format(path, format)
+    check_quantize(quantize, chosen, calibrate_on)
+    if test is not None and quantize is None:
+        raise EnfoldError("test is for quantize=, got quantize=None: use enfold.evaluate, or leave test out")
     _check_writable(path)
     if chosen == "safetensors":
         return _export_values(model, path)
@@ -90,23 +102,28 @@ def export(
     signature, normal = make_signature(model, example), make_preprocess(preprocess)
     source: Run = partial(source_outputs, model, task=known, raw=raw, preprocess=normal, names=signature)
     reference = make_reference(source, signature, lambda found: _class_axis(found, known, raw))
-    program = trace(Graph(model, signature, known, raw, normal), signature.batch(TRACED))
     about = _about(model, known, signature, reference)
+    version = opset if chosen == "onnx" else None
+    job = Job(model, known, raw, normal, signature, reference, about, version, tolerance)
     with atomic_path(path) as temporary:
-        write = _write_onnx if chosen == "onnx" else _write_pt2
-        found = write(program, temporary, about, reference, opset, tolerance)
+        table: tuple[Artefact, ...] = ()
+        if quantize is None:
+            found = job.write(temporary)
+        else:
+            found, table = job.write_reduced(temporary, quantize, calibrate_on, test)
         size = temporary.stat().st_size
     return ExportResult(
         path,
         chosen,
-        opset if chosen == "onnx" else None,
-        None,
+        version,
+        quantize,
         about["inputs"],
         about["outputs"],
         found.sizes,
         found.difference,
         found.agreement,
         size,
+        table,
     )
 
 
@@ -168,33 +185,6 @@ def _about(model: nn.Module, task: Task | None, signature: Signature, reference:
         "outputs": {name: spec(tensor) for name, tensor in reference.outputs[0].items()},
         "versions": versions(),
     }
-
-
-Program = torch.export.ExportedProgram
-
-
-def _write_onnx(
-    program: Program, path: Path, about: dict[str, Any], reference: Reference, opset: int, tolerance: float
-) -> Comparison:
-    """Write and compare an ONNX file."""
-    model = to_onnx(program, list(about["inputs"]), list(about["outputs"]), opset)
-    entry = model.metadata_props.add()
-    entry.key, entry.value = "enfold", json.dumps(about)
-    path.write_bytes(model.SerializeToString())
-
-    def explain(index: int) -> str:
-        return first_difference(program, model, reference.batches[index], tolerance)
-
-    return compare(open_onnx(path), reference, tolerance, explain)
-
-
-def _write_pt2(
-    program: Program, path: Path, about: dict[str, Any], reference: Reference, opset: int, tolerance: float
-) -> Comparison:
-    """Write and compare a file of torch.export."""
-    with path.open("wb") as file:
-        torch.export.save(program, file, extra_files={"enfold.json": json.dumps(about)})
-    return compare(open_pt2(path), reference, tolerance, None)
 
 
 def _export_values(model: nn.Module, path: Path) -> ExportResult:
