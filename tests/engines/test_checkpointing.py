@@ -99,12 +99,12 @@ def test_gradients_of_all_members_at_once(name, reentrant):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradients_are_those_of_plain_networks(reentrant):
-    inputs = torch.randn(8, 4)
-    members = deep(reentrant).train()
+    inputs = torch.randn(8, 4).double()
+    members = deep(reentrant).train().double()
     members(inputs).square().sum().backward()
     assert isinstance(members.choose_engine(inputs), Loop)
     for index in range(3):
-        plain = network(index, reentrant)
+        plain = network(index, reentrant).double()
         plain(inputs).square().sum().backward()
         for name, parameter in plain.named_parameters():
             torch.testing.assert_close(members.tree.state()[name].grad[index], parameter.grad)
@@ -112,9 +112,9 @@ def test_gradients_are_those_of_plain_networks(reentrant):
 
 @pytest.mark.parametrize("last", [0, 2])
 def test_gradients_after_other_members_were_run(last):
-    inputs, found = torch.randn(8, 4), []
+    inputs, found = torch.randn(8, 4).double(), []
     for reentrant in (None, False):
-        members = deep(reentrant).train()
+        members = deep(reentrant).train().double()
         first = members(inputs)
         members(2 * inputs)
         members.member(0)
