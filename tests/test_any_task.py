@@ -379,7 +379,7 @@ def test_methods_for_tensors_in_memory(method, name):
     ensemble = methods("ensemble")[method].target(network, num_members=2, seed=0)
     settings = {"epochs": 8, "batch_size": 3, "lr": 0.05, "task": problem.task, "quiet": True}
     if method == "boosting" and name not in ("classes", "binary"):
-        with pytest.raises(EnfoldError, match="one class for each example|errors of classification"):
+        with pytest.raises(EnfoldError, match=r"one class for each example|errors of classification"):
             enfold.fit(ensemble, (x, y), (x, y), **settings)
         return
     with torch.no_grad():
