@@ -20,11 +20,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from enfold.io.files import write_json
 from enfold.saving import versions
+from tools.zoo import runner
 from tools.zoo.catalogue import NETWORKS
 from tools.zoo.checks import CHECKS
 from tools.zoo.held_out import HELD_OUT
 from tools.zoo.page import PAGE, page
-from tools.zoo import runner
 
 RESULT = Path(__file__).parents[2] / "results" / "zoo.json"
 BAD = ("wrong", "crash", "abort", "slow", "broken")
