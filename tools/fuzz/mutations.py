@@ -1,4 +1,4 @@
-"""Mutations of files by their structure, drawn by hypothesis: each takes `draw` and the content of a valid file."""
+"""Mutations of files by their structure: each takes `draw` and the content of a valid file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import strategies as st
+from tools.fuzz import draws as st
+from tools.fuzz.draws import Draws
 
-Draw = Callable[[Any], Any]
-Mutation = Callable[[Draw, bytes], bytes]
+Mutation = Callable[[Draws, bytes], bytes]
 
 SENTINEL = "sentinel-of-the-fuzzer"  # a file that only code of an input would write
 NUMBERS = (
@@ -130,13 +130,13 @@ NAMES = [
 ]
 
 
-def _at(draw: Draw, size: int) -> int:
+def _at(draw: Draws, size: int) -> int:
     """Return a place in a file, more often near its beginning."""
     last = max(size - 1, 0)
-    return int(draw(st.one_of(st.integers(0, min(last, 400)), st.integers(0, last))))
+    return int(draw(st.integers(0, min(last, 400) if draw(st.booleans()) else last)))
 
 
-def change_bytes(draw: Draw, content: bytes) -> bytes:
+def change_bytes(draw: Draws, content: bytes) -> bytes:
     """Change, insert, repeat or remove a few bytes."""
     found = bytearray(content)
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 4)))):
@@ -144,14 +144,14 @@ def change_bytes(draw: Draw, content: bytes) -> bytes:
     return bytes(found)
 
 
-def _change_once(draw: Draw, found: bytearray) -> None:
+def _change_once(draw: Draws, found: bytearray) -> None:
     at, kind = _at(draw, len(found)), draw(st.integers(0, 8))
     if kind == 0 and found:
         found[at] ^= 1 << draw(st.integers(0, 7))
     elif kind == 1:
         del found[at:]
     elif kind == 2:
-        found[at:at] = draw(st.binary(min_size=1, max_size=8))
+        found[at:at] = draw(st.binary(1, 8))
     elif kind == 3:
         width, order = draw(st.sampled_from((2, 4, 8))), draw(st.sampled_from(("little", "big")))
         number = draw(st.sampled_from(NUMBERS)) % (1 << 8 * width)
@@ -170,10 +170,10 @@ def _change_once(draw: Draw, found: bytearray) -> None:
             place = draw(st.sampled_from(numbers))
             found[place.start() : place.end()] = str(draw(st.sampled_from((*NUMBERS, *MORE)))).encode()
     else:
-        found[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+        found[at : at + 1] = draw(st.binary(1, 1))
 
 
-def change_tree(draw: Draw, tree: Any) -> Any:
+def change_tree(draw: Draws, tree: Any) -> Any:
     """Return a tree of plain values in which a few were replaced, removed, moved or renamed."""
     tree = copy.deepcopy(tree)
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
@@ -193,17 +193,10 @@ def change_tree(draw: Draw, tree: Any) -> Any:
                 key
             )
         elif kind == 3:
-            holder[key] = draw(PLAIN)
+            holder[key] = copy.deepcopy(draw.tree)
         else:
             holder[key] = draw(st.sampled_from(VALUES))
     return tree
-
-
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=5,
-)
 
 
 def _places(tree: Any) -> Any:
@@ -218,12 +211,12 @@ def _as_json(tree: Any) -> bytes:
     return text.replace(f'"{DEEP}"', "[" * 3000 + "]" * 3000).encode("utf-8", "surrogatepass")
 
 
-def change_json(draw: Draw, content: bytes) -> bytes:
+def change_json(draw: Draws, content: bytes) -> bytes:
     """Change values of a JSON file."""
     return _as_json(change_tree(draw, json.loads(content)))
 
 
-def change_header(draw: Draw, content: bytes) -> bytes:
+def change_header(draw: Draws, content: bytes) -> bytes:
     """Change values in the header of a safetensors file."""
     size = int.from_bytes(content[:8], "little")
     header = _as_json(change_tree(draw, json.loads(content[8 : 8 + size])))
@@ -231,7 +224,7 @@ def change_header(draw: Draw, content: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + content[8 + size :]
 
 
-def change_npy(draw: Draw, content: bytes) -> bytes:
+def change_npy(draw: Draws, content: bytes) -> bytes:
     """Change the header of an .npy file, which is the text of a dictionary."""
     size = struct.unpack_from("<H", content, 8)[0]
     header, values = content[10 : 10 + size], content[10 + size :]
@@ -259,7 +252,7 @@ def change_npy(draw: Draw, content: bytes) -> bytes:
     return content[:8] + struct.pack("<H", len(header) % 65536) + header + values
 
 
-def change_pickle(draw: Draw, content: bytes) -> bytes:
+def change_pickle(draw: Draws, content: bytes) -> bytes:
     """Insert, repeat or remove operations of a pickle."""
     places = [at for _, _, at in pickletools.genops(content)]
     for _ in range(draw(st.integers(1, 2))):
@@ -274,7 +267,7 @@ def change_pickle(draw: Draw, content: bytes) -> bytes:
     return content
 
 
-def _inside(draw: Draw, name: str, content: bytes) -> bytes:
+def _inside(draw: Draws, name: str, content: bytes) -> bytes:
     """Change an entry of an archive by its structure."""
     if draw(st.booleans()):
         if name.endswith(".npy"):
@@ -284,7 +277,7 @@ def _inside(draw: Draw, name: str, content: bytes) -> bytes:
     return change_bytes(draw, content)
 
 
-def change_zip(draw: Draw, content: bytes) -> bytes:
+def change_zip(draw: Draws, content: bytes) -> bytes:
     """Change entries of an archive, their names, or what its directory says about them."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = [[each.filename, archive.read(each), each.compress_type] for each in archive.infolist()]
@@ -306,7 +299,7 @@ def change_zip(draw: Draw, content: bytes) -> bytes:
     return _claimed(draw, made.getvalue()) if kind == 9 else made.getvalue()
 
 
-def _claimed(draw: Draw, content: bytes) -> bytes:
+def _claimed(draw: Draws, content: bytes) -> bytes:
     """Change a field of an entry in the directory of an archive."""
     found = bytearray(content)
     places = [match.start() for match in re.finditer(b"PK\x01\x02", content)]
@@ -316,12 +309,12 @@ def _claimed(draw: Draw, content: bytes) -> bytes:
     return bytes(found)
 
 
-def change_gzip(draw: Draw, content: bytes) -> bytes:
+def change_gzip(draw: Draws, content: bytes) -> bytes:
     """Change what a gzipped file has inside."""
     return gzip.compress(change_bytes(draw, gzip.decompress(content)), 1, mtime=0)
 
 
-def change_tar(draw: Draw, content: bytes) -> bytes:
+def change_tar(draw: Draws, content: bytes) -> bytes:
     """Change members of a tar.gz archive: content, names, links, sizes."""
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
         members = [[each, archive.extractfile(each).read()] for each in archive if each.isfile()]  # type: ignore[union-attr]
@@ -346,7 +339,7 @@ def change_tar(draw: Draw, content: bytes) -> bytes:
     return gzip.compress(change_bytes(draw, inside) if kind == 5 else inside, 1, mtime=0)
 
 
-def change_png(draw: Draw, content: bytes) -> bytes:
+def change_png(draw: Draws, content: bytes) -> bytes:
     """Change chunks of a PNG, with correct checksums."""
     chunks, at = [], 8
     while at < len(content):
@@ -399,7 +392,7 @@ LINES = [
 ]
 
 
-def change_text(draw: Draw, content: bytes) -> bytes:
+def change_text(draw: Draws, content: bytes) -> bytes:
     """Change lines and values of a text such as YAML."""
     lines = content.split(b"\n")
     for _ in range(draw(st.sampled_from((1, 1, 2, 3)))):

@@ -20,9 +20,12 @@ from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis import strategies as st
 
 from enfold.errors import EnfoldError
+from tools.fuzz import draws
+from tools.fuzz.draws import Draws
 from tools.fuzz.mutations import MUTATIONS, SENTINEL
 from tools.fuzz.readers import Reader
 
+PER_PLAN = 20  # inputs of one plan: hypothesis takes as long for a plan as a reader for an input
 SECONDS = 5  # of processor time for an input
 ROOM = 2 << 30  # bytes of address space beyond what the process has
 GROWTH = 256 << 10  # kilobytes by which the peak of memory may grow at an input
@@ -156,15 +159,25 @@ def _raw(error: BaseException) -> str:
     return f"{type(error).__name__} in {place}"
 
 
-@st.composite
-def inputs(draw: Any, valid: dict[str, bytes], kinds: dict[str, tuple[str, ...]]) -> tuple[str, bytes | str, bool]:
-    """Draw a file and its new content, and whether checksums are repaired."""
-    name = draw(st.sampled_from(sorted(kinds)))
-    if draw(st.integers(0, 60)) == 0:
-        return name, draw(st.sampled_from(("missing", "folder", "empty", "loop"))), False
-    kind = draw(st.sampled_from(kinds[name]))
-    content = MUTATIONS[kind](draw, valid[name])
-    return name, content, draw(st.integers(0, 3)) > 0
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+INSTEAD = ("missing", "folder", "empty", "loop")  # of a file
+
+
+def plans(kinds: dict[str, tuple[str, ...]]) -> st.SearchStrategy[tuple[str, str, Any]]:
+    """Return a strategy of a file, the kind of its mutations, and a tree of values for them."""
+    pairs = [(name, kind) for name, each in sorted(kinds.items()) for kind in each]
+    return st.tuples(st.sampled_from(pairs), TREES).map(lambda drawn: (*drawn[0], drawn[1]))
+
+
+def mutated(draw: Draws, kind: str, content: bytes) -> bytes | str:
+    """Return the new content of a file, or rarely what is there instead of it."""
+    if draw(draws.integers(0, 60)) == 0:
+        return str(draw(draws.sampled_from(INSTEAD)))
+    return MUTATIONS[kind](draw, content)
 
 
 def put(folder: Path, name: str, content: bytes | str) -> None:
@@ -201,22 +214,25 @@ def run(reader: Reader, template: Path, folder: Path, number: int, seed: int, ke
     outcome, progress = Outcome(), folder.with_name("progress")
     os.chdir(folder)
 
-    def each(drawn: tuple[str, bytes | str, bool]) -> None:
-        name, content, repaired = drawn
+    def read_one(name: str, content: bytes | str, repaired: bool) -> None:
         put(folder, name, content)
         if repaired and reader.repair is not None:
             reader.repair(folder)
-        if outcome.inputs % 20 == 0:
-            progress.write_text(f"{reader.name} {seed} {outcome.inputs}")
         found = judge(reader, folder, outcome)
         if found:
-            shutil.copytree(
-                folder, kept / f"{reader.name}-{found[:60].replace('/', '_')}-{seed}", symlinks=True, dirs_exist_ok=True
-            )
+            place = kept / f"{reader.name}-{found[:60].replace('/', '_')}-{seed}"
+            shutil.copytree(folder, place, symlinks=True, dirs_exist_ok=True)
         _restore(folder, valid)
 
+    def each(plan: tuple[str, str, Any]) -> None:
+        name, kind, tree = plan
+        progress.write_text(f"{reader.name} {seed} {outcome.inputs}")
+        for _ in range(min(PER_PLAN, number - outcome.inputs)):
+            draw = Draws(seed * 1_000_003 + outcome.inputs, tree)
+            read_one(name, mutated(draw, kind, valid[name]), draw(draws.integers(0, 3)) > 0)
+
     settings = hypothesis.settings(
-        max_examples=number,
+        max_examples=-(-number // PER_PLAN),
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -224,7 +240,7 @@ def run(reader: Reader, template: Path, folder: Path, number: int, seed: int, ke
         verbosity=Verbosity.quiet,
     )
     with suppress(hypothesis.errors.Flaky):  # a strategy that its author takes for flaky: another seed continues
-        hypothesis.seed(seed)(settings(hypothesis.given(inputs(valid, kinds))(each)))()
+        hypothesis.seed(seed)(settings(hypothesis.given(plans(kinds))(each)))()
     return vars(outcome)
 
 

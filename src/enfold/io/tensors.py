@@ -193,7 +193,9 @@ def _require_small_claims(path: Path) -> None:
         if not size:
             raise EOFError("it is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:  # which reads no more than there is
-            for _ in range(PICKLES if content.find(b".") < size - 1 else 0):  # one pickle is no file of PyTorch
+            for _ in range(PICKLES):
+                if content.tell() == size:
+                    break  # another pickle, which PyTorch refuses
                 last, pickled = 0, cast("IO[bytes]", content)
                 for code, argument, _ in pickletools.genops(pickled):
                     last = argument if type(argument) is int and "PUT" not in code.name else last
