@@ -1,7 +1,7 @@
-"""Inputs that atheris finds by coverage of enfold's code: `python -m tools.fuzz.guided READER RUNS SEED OUT`.
+"""Inputs that atheris finds by coverage of enfold's code: `python -m tools.fuzz.guided RUNS SEED FOLDER`.
 
-Each reader runs in a process of its own, in which the modules that read files are instrumented. Archives and headers
-are opened before a mutation and closed after it, so that checksums do not stop it.
+Modules that read files are instrumented. Each reader runs in a fork, which libFuzzer ends. Archives and headers are
+opened before a mutation and closed after it, so that checksums do not stop it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import importlib.util
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tools.fuzz.readers import Reader
 
 FILES = {  # the file of each reader that is mutated, and the container that is opened for it
     "idx": ("a", "plain"),
@@ -46,23 +51,23 @@ def run_all(number: int, seed: int, show: Callable[[str, dict[str, Any]], None])
         print("atheris is not installed: no inputs by coverage")
         return {}
     rows = {}
-    for reader in FILES:
-        began = time.time()
-        with tempfile.TemporaryDirectory() as place:
-            out = Path(place) / "counts.json"
-            words = [sys.executable, "-m", "tools.fuzz.guided", reader, str(number // len(FILES)), str(seed), str(out)]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
-            row = (
-                json.loads(out.read_text())
-                if out.is_file()
-                else {"inputs": 0, "accepted": 0, "refused": 0, "findings": {}}
-            )
-        if done.returncode:
-            row["findings"]["process ended"] = [1, done.stderr[-600:]]
-        name = f"{reader}, by coverage"
-        rows[name] = {**row, "seconds": round(time.time() - began, 1)}
-        show(name, rows[name])
+    with tempfile.TemporaryDirectory() as place:
+        words = [sys.executable, "-m", "tools.fuzz.guided", str(number // len(FILES)), str(seed), place]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603
+        for reader in FILES:
+            out = Path(place) / f"{reader}.json"
+            row = json.loads(out.read_text()) if out.is_file() else {**vars(_nothing()), "seconds": 0.0}
+            if row["inputs"] < number // len(FILES):
+                row["findings"]["process ended"] = [1, done.stderr[-600:]]
+            rows[f"{reader}, by coverage"] = row
+            show(f"{reader}, by coverage", row)
     return rows
+
+
+def _nothing() -> Any:
+    from tools.fuzz.worker import Outcome
+
+    return Outcome()
 
 
 def opened(kind: str, content: bytes) -> bytes:
@@ -104,28 +109,40 @@ def closed(kind: str, inside: bytes) -> bytes:
 
 
 def main() -> None:
-    """Fuzz one reader in this process."""
+    """Fuzz all readers, one after the other."""
     import atheris
 
-    name, number, seed, out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    number, seed, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     with atheris.instrument_imports(include=MODULES, enable_loader_override=False):
-        from tools.fuzz.readers import READERS
-        from tools.fuzz.worker import Outcome, judge, put
+        import tools.fuzz.readers
+        import tools.fuzz.worker
     import torch
 
     torch.set_num_threads(1)
-    import warnings
-
     warnings.simplefilter("ignore")
-    reader = next(each for each in READERS if each.name == name)
+    for reader in tools.fuzz.readers.READERS:
+        if reader.name not in FILES:
+            continue
+        child = os.fork()
+        if not child:
+            _fuzz(reader, number, seed, out / f"{reader.name}.json")
+        os.waitpid(child, 0)
+
+
+def _fuzz(reader: Reader, number: int, seed: int, out: Path) -> None:
+    """Fuzz one reader; libFuzzer ends the process."""
+    import atheris
+
+    from tools.fuzz.worker import Outcome, judge, put
+
     place = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))  # noqa: S108
     folder, corpus = place / "inputs", place / "corpus"
     folder.mkdir()
     corpus.mkdir()
     reader.write(folder)
-    file, kind = FILES[name]
+    file, kind = FILES[reader.name]
     (corpus / "valid").write_bytes(opened(kind, (folder / file).read_bytes()))
-    outcome = Outcome()
+    outcome, started = Outcome(), time.time()
     os.chdir(folder)
 
     def one(data: bytes) -> None:
@@ -134,10 +151,13 @@ def main() -> None:
             reader.repair(folder)
         judge(reader, folder, outcome)
         if outcome.inputs % 50 == 0 or outcome.inputs >= number:
-            out.write_text(json.dumps(vars(outcome)))
+            out.write_text(json.dumps({**vars(outcome), "seconds": round(time.time() - started, 1)}))
+            if outcome.inputs >= number:
+                shutil.rmtree(place, ignore_errors=True)
+                os._exit(0)
 
-    flags = [f"-runs={number}", f"-seed={seed + 1}", f"-max_len={LARGEST}", "-timeout=60", "-rss_limit_mb=3000"]
-    atheris.Setup([sys.argv[0], *flags, "-verbosity=0", str(corpus)], one)
+    flags = [f"-seed={seed + 1}", f"-max_len={LARGEST}", "-timeout=120", "-rss_limit_mb=3000", "-verbosity=0"]
+    atheris.Setup([sys.argv[0], *flags, str(corpus)], one)
     atheris.Fuzz()
 
 

@@ -476,7 +476,7 @@ READERS = (
     Reader("training checkpoints", 3000, _training, _resume, {"t.safetensors": ("header", "bytes")}),
     Reader("recipes", 7000, _recipe, _read_recipe, {"r.yaml": ("text", "text", "bytes")}),
     Reader("figures", 6000, _svg, _read_svg, {"f.svg": ("text", "bytes")}),
-    Reader("run directories", 1500, _run, _read_run, RUN_FILES),
-    Reader("pages of runs", 150, _run, _read_page, RUN_FILES),
-    Reader("evaluation of runs", 300, _run, _evaluate, RUN_FILES),
+    Reader("run directories", 600, _run, _read_run, RUN_FILES),
+    Reader("pages of runs", 60, _run, _read_page, RUN_FILES),
+    Reader("evaluation of runs", 100, _run, _evaluate, RUN_FILES),
 )
