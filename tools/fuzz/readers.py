@@ -37,7 +37,7 @@ from enfold.report.svg import inline_svg
 from enfold.run import RunDirectory, read_recipe
 from enfold.run.collect import collect
 
-cifar_c.IMAGES = 4  # of 10,000
+FEW = 4  # images of each severity, of 10,000
 
 Kinds = tuple[str, ...]
 
@@ -103,8 +103,16 @@ def _npy(array: Any) -> bytes:
 
 
 def _cifar_c(folder: Path) -> None:
-    (folder / "labels.npy").write_bytes(_npy(np.zeros(5 * cifar_c.IMAGES, np.uint8)))
-    (folder / "fog.npy").write_bytes(_npy(np.zeros((5 * cifar_c.IMAGES, 32, 32, 3), np.uint8)))
+    (folder / "labels.npy").write_bytes(_npy(np.zeros(5 * FEW, np.uint8)))
+    (folder / "fog.npy").write_bytes(_npy(np.zeros((5 * FEW, 32, 32, 3), np.uint8)))
+
+
+def _read_cifar_c(folder: Path) -> None:
+    before, cifar_c.IMAGES = cifar_c.IMAGES, FEW
+    try:
+        read_cifar_c(folder, "fog", 1)
+    finally:
+        cifar_c.IMAGES = before
 
 
 def _npz(folder: Path) -> None:
@@ -365,7 +373,7 @@ READERS = (
         "cifar-c",
         3000,
         _cifar_c,
-        lambda folder: read_cifar_c(folder, "fog", 1),
+        _read_cifar_c,
         {"labels.npy": ("npy", "bytes"), "fog.npy": ("npy", "bytes")},
     ),
     Reader("npz", 6000, _npz, lambda folder: enfold.data.load(folder / "a.npz"), {"a.npz": ("zip", "bytes")}),

@@ -288,7 +288,7 @@ class RunDirectory:
             with safe_open(path, "pt") as file:
                 about = json.loads((file.metadata() or {}).get("about", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-        except (SafetensorError, ValueError):  # damaged: computed again
+        except (OSError, SafetensorError, ValueError):  # damaged or removed meanwhile: computed again
             return None
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, value in tensors.items():
