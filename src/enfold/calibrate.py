@@ -149,7 +149,7 @@ def calibrate(
         model: A network or an ensemble. It is part of the result and not copied.
         val: Validation examples, which were not used for training.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
-        batch_size: Examples per forward pass, where `val` is no loader.
+        batch_size: Examples per forward pass, where `val` is not a loader.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
     """
     require(val, "val", "calibrate")
@@ -208,7 +208,7 @@ def threshold(
         reject: The fraction of predictions to reject: of examples, pixels, labels or numbers. Predictions with the
             same uncertainty are accepted or rejected together.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
-        batch_size: Examples per forward pass, where `val` is no loader.
+        batch_size: Examples per forward pass, where `val` is not a loader.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Raises:

@@ -53,7 +53,7 @@ def predict(
         model: A network or an ensemble.
         examples: Examples with targets: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of
             `enfold.data.load`, of which the test split is used.
-        batch_size: Examples per forward pass, where `examples` is no loader; about 1,000 are fastest.
+        batch_size: Examples per forward pass, where `examples` is not a loader; about 1,000 are fastest.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 

@@ -49,7 +49,7 @@ class Limit:
 
 @dataclass
 class Runner:
-    """What runs the trials of a search.
+    """Runs the trials of a search.
 
     Args:
         limit: The wall-clock limit.
@@ -101,7 +101,13 @@ class Runner:
             raise OutOfTime
 
     def run_route(self, route: Route, setting: Setting, epochs: int) -> Trial:
-        """Try one route."""
+        """Try one route.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+        """
 
         def make(checkpoint: Path | None, log: Log) -> nn.Module:
             return route.run(setting, epochs, on_epoch=self.guard, logger=log, checkpoint=checkpoint, quiet=self.quiet)
@@ -109,7 +115,15 @@ class Runner:
         return self.run(route, setting, epochs, make, route.kind)
 
     def run(self, route: Route, setting: Setting, epochs: int, make: Make, kind: str) -> Trial:
-        """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason."""
+        """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+            make: A function of a checkpoint file and a logger that returns the network.
+            kind: What the route is: a merge, a distillation, ....
+        """
         before, note, network = clock.monotonic(), "", None
         try:
             network = self._result(route, setting, epochs, make)

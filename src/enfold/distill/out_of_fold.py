@@ -78,7 +78,14 @@ def _seen(given: Any, num_members: int) -> Tensor:
 def check_out_of_fold(
     teacher: OutOfFoldTeacher, data: Data, loss: DistillationLoss, perturb: Perturbation | None
 ) -> None:
-    """Raise an error if examples cannot be answered by the members that have not seen them."""
+    """Raise an error if examples cannot be answered by the members that have not seen them.
+
+    Args:
+        teacher: The members with their folds.
+        data: The training data.
+        loss: The distillation loss.
+        perturb: The perturbation; None for none.
+    """
     size = len(data.train) if isinstance(data.train, Split) else loader_indices(data.train)
     if size != teacher.num_examples:
         given = "a loader, whose examples have no indices" if size is None else f"{size} training examples"

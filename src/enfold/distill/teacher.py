@@ -39,7 +39,7 @@ CHUNK = 1024  # examples: networks run fastest on about a thousand
 
 
 class BatchTargets(NamedTuple):
-    """What is learned about a batch.
+    """The targets of a batch.
 
     Args:
         target: Targets (..., N, K), or (..., S, N, K) if each of S students has its own batch.

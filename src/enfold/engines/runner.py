@@ -92,7 +92,7 @@ class Runner(nn.Module, ABC):
 
     @property
     def is_expandable(self) -> bool:
-        """Whether the members are networks of one architecture, so that `expand` returns their parameters."""
+        """Return whether the members are networks of one architecture, so that `expand` returns their parameters."""
         return bool(self.codes)
 
     @property

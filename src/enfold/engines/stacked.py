@@ -75,7 +75,14 @@ Layer = Callable[[nn.Module, State, Value, int], Value]  # (module, its stacked 
 
 
 def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
-    """Compute equation (1); axes between batch and features belong to the batch of the product."""
+    """Compute equation (1); axes between batch and features belong to the batch of the product.
+
+    Args:
+        layer: The layer of the network.
+        own: Its stacked tensors, (M, *shape).
+        value: The inputs of the members.
+        num_members: M.
+    """
     weight: Tensor | Factored = own["weight"]  # (M, out, in)
     bias = own.get("bias")  # (M, out)
     if isinstance(weight, Factored):
@@ -100,14 +107,28 @@ def _factored(weight: Factored, bias: Tensor | None, value: Value, num_members: 
 
 
 def layer_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
-    """Normalise all rows, then scale and shift by each member's own affine parameters."""
+    """Normalise all rows, then scale and shift by each member's own affine parameters.
+
+    Args:
+        layer: The layer of the network.
+        own: Its stacked tensors, (M, *shape).
+        value: The inputs of the members.
+        num_members: M.
+    """
     assert isinstance(layer, nn.LayerNorm)  # noqa: S101 - chosen by type
     normal = F.layer_norm(value.as_merged(num_members), layer.normalized_shape, None, None, layer.eps)
     return Value(_affine(normal, own, num_members, len(layer.normalized_shape)), merged=True)
 
 
 def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
-    """Run (M, B, C) as one batch norm over M * C channels: each member has its own statistics."""
+    """Run (M, B, C) as one batch norm over M * C channels: each member has its own statistics.
+
+    Args:
+        layer: The layer of the network.
+        own: Its stacked tensors, (M, *shape).
+        value: The inputs of the members.
+        num_members: M.
+    """
     assert isinstance(layer, nn.BatchNorm1d)  # noqa: S101 - chosen by type
     split = value.split(num_members)
     if split.ndim != 3:
@@ -132,7 +153,14 @@ def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> 
 
 
 def embedding(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
-    """Look up member m's rows in one table of M * V rows."""
+    """Look up member m's rows in one table of M * V rows.
+
+    Args:
+        layer: The layer of the network.
+        own: Its stacked tensors, (M, *shape).
+        value: The inputs of the members.
+        num_members: M.
+    """
     table = own["weight"]  # (M, V, D)
     split = value.split(num_members)
     offset = torch.arange(num_members, device=split.device) * table.shape[1]
@@ -193,7 +221,7 @@ def trace_forward(network: nn.Module, inputs: Any = None) -> fx.Graph:
                 before_trace = _random_state()
                 graphs.append(_trace(twin, inputs))
                 if _random_state() != before_trace:  # a trace would contain the drawn number as a constant
-                    raise CannotRun("its forward draws random numbers that are not drawn by a layer")
+                    raise CannotRun("its forward draws random numbers outside a layer")
             if _is_sequence(network):
                 return graphs[0]
     except CannotRun:
@@ -204,7 +232,7 @@ def trace_forward(network: nn.Module, inputs: Any = None) -> fx.Graph:
         random.setstate(before[0])
         np.random.set_state(before[1])
     if str(graphs[0]) != str(graphs[1]):
-        raise CannotRun("its forward depends on `training` and not in a layer")
+        raise CannotRun("its forward depends on `training` outside a layer")
     return graphs[0]
 
 
@@ -250,7 +278,13 @@ class _Tracer(fx.Tracer):
         self._thread, self._inputs = threading.get_ident(), inputs
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """Return the call of the network, in place of its `forward` with one placeholder for each parameter."""
+        """Return the call of the network, in place of its `forward` with one placeholder for each parameter.
+
+        Args:
+            root_fn: The forward function.
+            is_module: Whether it belongs to a module.
+            concrete_args: Arguments that are not traced.
+        """
         if self._inputs is None:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
         make: Any = partial(self.create_proxy, "placeholder", "inputs", (), {})
@@ -263,13 +297,26 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Replace `nn.Module.__call__`."""
+        """Replace `nn.Module.__call__`.
+
+        Args:
+            m: The module.
+            forward: Its forward function.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+        """
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Replace `nn.Module.__getattr__`."""
+        """Replace `nn.Module.__getattr__`.
+
+        Args:
+            attr: Name of the attribute.
+            attr_val: Its value.
+            parameter_proxy_cache: Proxies of parameters that were read before.
+        """
         if threading.get_ident() != self._thread:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
@@ -292,7 +339,7 @@ class StackedProgram:
 
     def __init__(self, skeleton: Skeleton, inputs: Any) -> None:
         if count_examples(inputs) is None:
-            raise CannotRun(f"it gets {describe(inputs)}, and not tensors with one row per example")
+            raise CannotRun(f"it gets {describe(inputs)} instead of tensors with one row per example")
         self.structure = describe_structure(inputs)
         self.merges_inputs = False
         bare = type(skeleton.network) in LAYERS  # a single layer has no graph
@@ -333,7 +380,7 @@ class StackedProgram:
 
     def _check(self, node: fx.Node) -> None:
         if node.op == "get_attr":
-            raise CannotRun(f"it uses the parameter or buffer '{node.target}' and not in a layer")
+            raise CannotRun(f"it uses the parameter or buffer '{node.target}' outside a layer")
         if node.op == "call_module":
             module = self.modules[str(node.target)]
             reason = find_obstacle(module)

@@ -177,7 +177,7 @@ class HyperBatchEnsemble(BatchEnsemble):
         return state
 
     def engine_state(self, engine: Engine) -> State:
-        """Return `expand()`: these weights are no product of factors, as those of BatchEnsemble are."""
+        """Return `expand()`: these weights are not a product of factors, as those of BatchEnsemble are."""
         return self.expand() if self.distribution.current is not None else EfficientEnsemble.engine_state(self, engine)
 
     def penalty(self, values: Tensor) -> Tensor:

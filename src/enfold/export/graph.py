@@ -110,7 +110,16 @@ def _tie_equal(networks: Sequence[nn.Module]) -> None:
 def source_outputs(
     model: nn.Module, inputs: Any, task: Task | None, *, raw: bool, preprocess: Preprocess | None, names: Signature
 ) -> Outputs:
-    """Return the named outputs of a model by the functions with which enfold predicts."""
+    """Return the named outputs of a model by the functions with which enfold predicts.
+
+    Args:
+        model: The network or ensemble.
+        inputs: A batch (B, ...).
+        task: The task; None for raw outputs.
+        raw: Whether outputs are those of the network.
+        preprocess: The normalization of the inputs; None for none.
+        names: The names of inputs and outputs.
+    """
     values = list(inputs)
     if preprocess is not None:
         values[0] = preprocess(values[0])

@@ -30,7 +30,7 @@ class Artefact:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What `export` wrote.
+    """The result of an export.
 
     Args:
         path: The file.

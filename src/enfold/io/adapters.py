@@ -115,10 +115,10 @@ def _numbers(adapter: Adapter) -> dict[str, Any]:
     for name in ("rank_pattern", "alpha_pattern"):
         values = adapter.config.get(name) or {}
         if not isinstance(values, dict):
-            raise adapter.error(f"{name} is no dictionary", "save it again")
+            raise adapter.error(f"{name} is not a dictionary", "save it again")
         for key, value in values.items():
             if not PATTERN.fullmatch(key) or sum(key.count(each) for each in "*+") > REPEATS:
-                raise adapter.error(f"the key '{key[:60]}' of {name} is no simple pattern")
+                raise adapter.error(f"the key '{key[:60]}' of {name} is not a simple pattern")
             numbers[f"{name}['{key}']"] = value
     return numbers
 

@@ -79,7 +79,7 @@ class BasinReport:
 
     @property
     def is_one_basin(self) -> bool:
-        """Whether the members lie in one basin."""
+        """Return whether the members lie in one basin."""
         return self.largest <= self.limit
 
     def __str__(self) -> str:

@@ -25,10 +25,10 @@ once.
 
 The thesis reports that C = I is a better start than a random one, and that nothing is learned without the inverse:
 `start` and `inverse` are its ablation. With permutations Pᵀ is P^-1; without an inverse, the units of a layer are moved
-and those of the next layer are not, so that (3) is no average of equal functions.
+and those of the next layer are not, so that (3) is not an average of equal functions.
 
 Differs from the thesis: any task, with its loss in place of the cross-entropy; any network whose symmetries are found,
-not only MLPs, and units that are no symmetry are not aligned; linear systems are solved instead of computing inverses;
+not only MLPs, and units without a symmetry are not aligned; linear systems are solved instead of computing inverses;
 iterations end when rows sum to 1 within `tolerance`; bitwise equal members have one P, and those equal to the first
 none; the epoch with the best validation score is returned, as in `fit` (`select`). Its batch size is not known.
 """

@@ -43,10 +43,9 @@ def render_card(content: Content) -> str:
         EnfoldError: If the run has no distilled network, merged network or efficient ensemble.
     """
     found = content.headline
-    unchanged = [label for label, row in content.rows.items() if "member" in row]
-    if found is None and unchanged:
+    if found is None and content.single_members:
         raise EnfoldError(
-            f"a model card needs a network that differs from the members, but {', '.join(unchanged)} of "
+            f"a model card needs a network that differs from the members, but {', '.join(content.single_members)} of "
             f"'{content.folder}' has the weights of a member: distill for more epochs or with a higher lr, or merge"
         )
     if found is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from enfold.data.corruptions.split import OURS
 from enfold.report.metric_columns import TITLES, criterion_of, has_class_rows, metric_title, shown_metrics
+from enfold.train.history import describe_unchanged
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -191,9 +192,7 @@ def table_notes(summary: Mapping[str, Any]) -> list[str]:
     for name, row in summary["rows"].items():
         if row.get("unchanged"):
             starts = ", ".join(dict.fromkeys(row["unchanged"]))
-            found.append(
-                f"{row_title(name, row)}: no epoch had a lower validation {loss} than the initial weights ({starts})"
-            )
+            found.append(describe_unchanged(row_title(name, row), starts, loss))
     if any(is_gain_noise(summary, name) for name in summary["rows"]):
         found.append(f"{WITHIN_NOISE}: the ensemble's own gain in {loss} is, so a fraction of it has no meaning")
     return found

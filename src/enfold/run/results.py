@@ -25,6 +25,7 @@ from enfold.run.seed_run import SeedRun
 from enfold.run.steps import start_notice
 from enfold.run.uncertainty import dirichlet_uncertainties, mean_uncertainty, ood_rows, uncertainty_row
 from enfold.train.diversity import describe_similarity
+from enfold.train.history import describe_unchanged
 
 ONE = "mean member"  # the row of one network, the reference of gains and costs
 Results = dict[str, dict[str, Any]]  # row name -> its scores, gain recovered and cost
@@ -152,8 +153,7 @@ def _equal_member(row: Mapping[str, Any], model: nn.Module, members: nn.Module) 
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):
             if "unchanged" in row:  # has a separate warning
                 return {"member": index}
-            message = f"its weights are those of member {index}"
-            return {"member": index, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}
+            return {"member": index, "warning": _add_warning(row, f"its weights are those of member {index}")}
     return {}
 
 
@@ -161,8 +161,11 @@ def _unchanged(row: Mapping[str, Any], start: str | None) -> dict[str, Any]:
     """Return the start that a training returned unchanged, and a warning."""
     if start is None:
         return {}
-    message = f"training returned its start, {start}, unchanged: no epoch had a lower loss on validation data"
-    return {"unchanged": start, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}
+    return {"unchanged": start, "warning": _add_warning(row, describe_unchanged("training", start))}
+
+
+def _add_warning(row: Mapping[str, Any], message: str) -> str:
+    return "; ".join([message, *filter(None, [row.get("warning")])])
 
 
 def _finite(value: float) -> float | None:

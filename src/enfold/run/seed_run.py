@@ -94,7 +94,7 @@ class SeedRun:
 
     @property
     def has_classes(self) -> bool:
-        """Whether there is one class per example, of a known number of classes."""
+        """Return whether there is one class per example, of a known number of classes."""
         return has_classes(self.data, self.task)
 
     def check(self) -> None:

@@ -40,7 +40,7 @@ def theory_rows(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> dict[
 
 
 def _rank_one(model: nn.Module) -> dict[str, float]:
-    """Return the largest rank-one defect of a layer, by Theorem 1; nothing where members are no networks."""
+    """Return the largest rank-one defect of a layer, by Theorem 1; nothing where members are not networks."""
     if not isinstance(model, Ensemble) or not model.is_expandable or model.num_members < 2:
         return {}
     try:

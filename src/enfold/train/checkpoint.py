@@ -34,7 +34,18 @@ def save_checkpoint(
     identity: Identity,
     average: WeightAverage | None = None,
 ) -> None:
-    """Write the state after the last epoch in `history`, atomically."""
+    """Write the state after the last epoch in `history`, atomically.
+
+    Args:
+        path: The file.
+        model: The model.
+        optimizer: The optimizer.
+        selection: The best parameters so far.
+        scaler: The gradient scaler.
+        history: The epochs so far.
+        identity: What a training must agree in to continue from the file.
+        average: The average of the weights; None for none.
+    """
     tensors: dict[str, Tensor] = {}
     for prefix, state in (
         ("model", model.state_dict()),
@@ -76,7 +87,15 @@ class Checkpoint:
         scaler: torch.amp.GradScaler,
         average: WeightAverage | None = None,
     ) -> History:
-        """Put the state into model, optimizer, selection, scaler and average, and return the history."""
+        """Put the state into model, optimizer, selection, scaler and average, and return the history.
+
+        Args:
+            model: The model.
+            optimizer: The optimizer.
+            selection: The best parameters so far.
+            scaler: The gradient scaler.
+            average: The average of the weights; None for none.
+        """
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "chosen": {}, "optimizer": {}, "average": {}}
         for key, tensor in self.tensors.items():
             prefix, name = key.split("/", 1)

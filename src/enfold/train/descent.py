@@ -50,6 +50,12 @@ class Descent:
 
         `loss` is evaluated after every epoch; finally the parameters with the lowest value, which may be the initial
         ones, are restored.
+
+        Args:
+            loss: Function that returns the loss after an epoch.
+            steps: Steps per epoch; None if unknown.
+            title: Title of the progress bar.
+            of: What the loss is of, for messages.
         """
         done = len(self.history.epochs)
         if not done:

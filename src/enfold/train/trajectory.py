@@ -75,7 +75,13 @@ class Trajectory:
 
     @torch.no_grad()
     def store(self, model: nn.Module, epoch: int, identity: Identity) -> None:
-        """Write the networks after this many epochs, each tensor stacked as (M, *shape)."""
+        """Write the networks after this many epochs, each tensor stacked as (M, *shape).
+
+        Args:
+            model: The network or ensemble.
+            epoch: Number of completed epochs.
+            identity: What a training must agree in to continue the folder.
+        """
         if isinstance(model, Ensemble):
             state = {name: tensor[: model.trained_members] for name, tensor in model.expand().items()}
         else:

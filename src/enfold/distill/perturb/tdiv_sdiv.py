@@ -71,7 +71,14 @@ class TDivSDiv(PixelStep):
     def direction(
         self, pixels: Tensor, teachers: MemberLogits, student: MemberLogits, generator: torch.Generator
     ) -> Tensor:
-        """Return equation (1) in units of η / 255."""
+        """Return equation (1) in units of η / 255.
+
+        Args:
+            pixels: Floating-point inputs before normalization, (B, ...).
+            teachers: The teachers' logits as functions of the pixels.
+            student: The student's logits as functions of the pixels.
+            generator: The generator of random numbers.
+        """
         pairs = self.draw_pairs(teachers.num_members, generator)
         outputs, weights = [], []
         for model, sign in ((teachers, 1.0), (student, -1.0)):

@@ -108,7 +108,7 @@ def require_members(models: object, method: str) -> Ensemble:
     """Return networks as an ensemble of one architecture with finite values.
 
     Raises:
-        EnfoldError: If `models` is no ensemble or list of networks of one architecture, or a value is not finite.
+        EnfoldError: If `models` is neither an ensemble nor networks of one architecture, or a value is not finite.
     """
     if isinstance(models, nn.ModuleList) or (isinstance(models, Iterable) and not isinstance(models, nn.Module)):
         given = list(models)

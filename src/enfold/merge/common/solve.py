@@ -22,7 +22,14 @@ REMEDY = "lower the temperature or the learning rate, start from a matching (mat
 
 
 def divide(values: Tensor, matrix: Tensor, name: str = "the matrix", inverse: Inverse = "exact") -> Tensor:
-    """Return V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both; errors call the matrix `name`."""
+    """Return V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both; errors call the matrix `name`.
+
+    Args:
+        values: V, (k, d).
+        matrix: P, (d, d).
+        name: The name of the matrix in errors.
+        inverse: How P is inverted.
+    """
     return divide_each(values.unsqueeze(0), matrix.unsqueeze(0), name, inverse)[0]
 
 

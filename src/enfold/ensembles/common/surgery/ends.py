@@ -22,7 +22,7 @@ def first_and_last(network: nn.Module, first: str | None = None, last: str | Non
         last: The name of the last layer, if it is known.
 
     Raises:
-        EnfoldError: If it is no single linear layer or convolution, a name is wrong, or a layer is called repeatedly.
+        EnfoldError: If it is not a single linear layer or convolution, a name is wrong, or a layer is called twice.
     """
     inputs, outputs = ends(network)
     names = _choose_name(network, first, inputs, "first"), _choose_name(network, last, outputs, "last")
