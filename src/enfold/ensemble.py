@@ -105,7 +105,7 @@ class Ensemble(Runner):
         It is called as the network is: with one tensor, several inputs, or keywords. A tuple or dictionary that a
         loader yielded may also be passed as it is.
         """
-        return self._run(self._unwrapped(pack_inputs(args, kwargs)), each=False)
+        return self._run(self._unwrap(pack_inputs(args, kwargs)), each=False)
 
     def forward_each(self, inputs: Tensor) -> Tensor:
         """Return the outputs of each member for its own inputs: (M, B, ...) -> (M, B, ...)."""
@@ -357,7 +357,7 @@ class Ensemble(Runner):
         """The class of the members' network."""
         return type(self.skeleton.network).__name__
 
-    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+    def _convert(self, name: str, tensor: Tensor) -> Tensor:
         """Return a tensor as what it is in the network: a parameter, frozen or trained as there, or a buffer."""
         if name in self.skeleton.parameters:
             return nn.Parameter(tensor, requires_grad=name in self.skeleton.trainable)

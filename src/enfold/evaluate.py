@@ -115,7 +115,7 @@ def mean_member_score(test: RowPredictions, validation: RowPredictions | None = 
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def recovered(
+def recovered_fraction(
     one: Mapping[str, float],
     mean_member: Mapping[str, float],
     ensemble: Mapping[str, float],

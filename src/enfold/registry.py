@@ -133,7 +133,7 @@ def methods(kind: str) -> dict[str, Method]:
         if kind_of(target) != kind:
             raise EnfoldError(f"'{inspect.getfile(target)}' must define a {kind} method, but {_fault(target, kind)}")
         found[name] = make_method(name, kind, target)
-    for name, target in _installed():
+    for name, target in _list_installed():
         if kind_of(target) == kind:
             if name in found:
                 warnings.warn(f"the method '{name}' exists; that of a plugin is ignored", BrokenMethodWarning, 2)
@@ -283,7 +283,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f", did you mean '{near}'?" if near else ""
 
 
-def _installed() -> Iterator[tuple[str, Any]]:
+def _list_installed() -> Iterator[tuple[str, Any]]:
     for entry in entry_points(group=GROUP):
         try:
             target = entry.load()

@@ -26,7 +26,7 @@ from enfold.merge.common.soft import SoftAverage, mix_units, nearest_permutation
 from enfold.merge.common.soft_permutations import AnnealedObjective, warn_if_singular
 from enfold.merge.common.states import UnalignedWarning, mean_of, states_of
 from enfold.networks import MLP
-from enfold.progress import titled
+from enfold.progress import replace_titles
 from enfold.symmetry import permute, symmetries
 from enfold.train import TrainConfig, cross_entropy, fit
 from enfold.train.objective import StepContext
@@ -68,7 +68,7 @@ def planted(order: list[int]) -> tuple[DeepEnsemble, Data]:
 def test_stages_name_the_learned_members(order, said, capsys):
     _, data = planted([1, 0, 2])
     members = DeepEnsemble([MLP(6, [3], 3) for _ in range(4)])
-    with titled("seed 0: merge"):
+    with replace_titles("seed 0: merge"):
         perm_avg(members, data, config=SHORT.replace(epochs=1), order=order)
     titles = [line.split(" 100 %")[0] for line in capsys.readouterr().err.splitlines()]
     assert titles == [f"seed 0: merge, {part}" for part in said]

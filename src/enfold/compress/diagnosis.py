@@ -158,7 +158,7 @@ def diagnose(members: Ensemble, data: Data, task: Task, config: TrainConfig, *, 
     unfinished, seconds = None, None
     if continuation:
         started = clock.monotonic()
-        unfinished = _unfinished(members, best, data, task, config, float(losses[best]))
+        unfinished = _measure_unfinished(members, best, data, task, config, float(losses[best]))
         seconds = None if unfinished is None else clock.monotonic() - started
     return Diagnosis(
         criterion=found.criterion,
@@ -198,7 +198,7 @@ def _check_basin(members: Ensemble, data: Data, task: Task) -> BasinReport | Non
         return None
 
 
-def _unfinished(
+def _measure_unfinished(
     members: Ensemble, index: int, data: Data, task: Task, config: TrainConfig, before: float
 ) -> float | None:
     """Return (2): how much one more epoch improves the best member."""

@@ -134,7 +134,7 @@ class Runner:
         seconds = clock.monotonic() - before
         trial = Trial(route.name, route.idea, {}, float("nan"), 1.0, epochs, seconds, note, kind)
         if network is not None:
-            trial = self._scored(trial, network)
+            trial = self._add_scores(trial, network)
         self.add(trial)
         criterion = setting.diagnosis.criterion
         shown = trial.scores.get(criterion, math.nan)
@@ -154,7 +154,7 @@ class Runner:
         self.store.save(network, path)
         return network
 
-    def _scored(self, trial: Trial, network: nn.Module) -> Trial:
+    def _add_scores(self, trial: Trial, network: nn.Module) -> Trial:
         scores = self.scores.of(network)
         cost, size = self.scores.cost(network), self.scores.size(network)
         fits = self.allows(cost, size)

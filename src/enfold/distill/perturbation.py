@@ -226,7 +226,7 @@ class MemberLogits:
             self._logits.update({index: self._one(index)} if self._runs_singly else enumerate(self._all()))
         return _require_classes(self._logits[index])
 
-    def detached(self, index: int) -> Tensor:
+    def constant_logits(self, index: int) -> Tensor:
         """Return the same values without a gradient, (B, C)."""
         if index in self._logits or not self._runs_singly:
             return self.logits(index).detach()

@@ -86,7 +86,7 @@ def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Valu
     weight: Tensor | Factored = own["weight"]  # (M, out, in)
     bias = own.get("bias")  # (M, out)
     if isinstance(weight, Factored):
-        return _factored(weight, bias, value, num_members)
+        return _multiply_factored(weight, bias, value, num_members)
     split = value.split(num_members)  # (M, B, ..., in)
     rows = split.flatten(1, -2) if split.ndim > 3 else split  # (M, B', in)
     if bias is None:
@@ -96,7 +96,7 @@ def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Valu
     return Value(None, True, product if split.ndim == 3 else product.view(*split.shape[:-1], weight.shape[1]))
 
 
-def _factored(weight: Factored, bias: Tensor | None, value: Value, num_members: int) -> Value:
+def _multiply_factored(weight: Factored, bias: Tensor | None, value: Value, num_members: int) -> Value:
     """Multiply with the common weight; inputs that are the same for all members are not repeated."""
     inputs = value.split(num_members) if value.merged else value.tensor
     plain = 3 if value.merged else 2

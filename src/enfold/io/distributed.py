@@ -83,7 +83,7 @@ def read_distributed(folder: Path) -> dict[str, Any]:
     path = folder / METADATA
     with parsing(path, "an index of torch.distributed.checkpoint", "save the checkpoint again"):
         index = _Index(folder, _read_index(path))
-        return index.nested()
+        return index.nest_tensors()
 
 
 def _read_index(path: Path) -> _Record:
@@ -113,7 +113,7 @@ class _Index:
             if key.fields.get("offset") is not None
         }
 
-    def nested(self) -> dict[str, Any]:
+    def nest_tensors(self) -> dict[str, Any]:
         """Return lazy tensors under the keys of the state dict that was saved."""
         tree: dict[str, Any] = {}
         for name, about in self.tensors.items():

@@ -129,7 +129,7 @@ def as_log(logger: LoggerLike | Log) -> Log:
     return Log([_as_logger(each) for each in given])
 
 
-def logged(function: F) -> F:
+def with_log(function: F) -> F:
     """Give a function its `logger=` as a `Log`, which is closed when the function ends."""
 
     @functools.wraps(function)

@@ -40,9 +40,9 @@ def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[
     if any(row.get("corrupted") for row in rows.values()):
         title = corrupted_name(rows)
         columns |= {
-            f"accuracy, {title} (%)": lambda name: format_spread(_corrupted(rows[name], "accuracy"), 100, 2),
-            f"NLL, {title} (nats)": lambda name: format_spread(_corrupted(rows[name], "nll"), 1, 3),
-            f"ECE, {title} (%)": lambda name: format_spread(_corrupted(rows[name], "ece"), 100, 2),
+            f"accuracy, {title} (%)": lambda name: format_spread(_corrupted_scores(rows[name], "accuracy"), 100, 2),
+            f"NLL, {title} (nats)": lambda name: format_spread(_corrupted_scores(rows[name], "nll"), 1, 3),
+            f"ECE, {title} (%)": lambda name: format_spread(_corrupted_scores(rows[name], "ece"), 100, 2),
         }
     if any(row.get("cost") for row in rows.values()):
         columns |= {
@@ -128,7 +128,7 @@ def format_gain(summary: Mapping[str, Any], name: str) -> str:
     return f"{format_spread(value, 100, 0)} %"
 
 
-def _corrupted(row: Row, metric: str) -> Mapping[str, Any] | None:
+def _corrupted_scores(row: Row, metric: str) -> Mapping[str, Any] | None:
     return (row.get("corrupted") or {}).get(metric)
 
 

@@ -251,7 +251,7 @@ class Recipe(BaseModel):
             found[name] = config
         return found
 
-    def controlled(self) -> dict[str, str]:
+    def find_controls(self) -> dict[str, str]:
         """Return the name of the control of each step that has one."""
         configs = self.controls(seed := self.seeds[0])
         own = {step.label: self.control_config(step, seed) for step in self.steps}
@@ -456,14 +456,14 @@ class _Checks:
     def _options(self, step: StepSpec, path: tuple[Any, ...]) -> None:
         """Check the options of a step, its perturbation and its student; code of the user only where it may run."""
         if _may_import(step.method):
-            with self._located((*path, "method")):
+            with self._add_location((*path, "method")):
                 method = method_of(step)
             self._own_options(method, step, path)
         if _may_import(step.perturb):
-            with self._located((*path, "perturb")):
+            with self._add_location((*path, "perturb")):
                 make_perturbation(step.perturb)
         if is_ensemble_student(step.student) and _may_import(step.student):
-            with self._located((*path, "student")):
+            with self._add_location((*path, "student")):
                 student_method(step.student)  # type: ignore[arg-type]
 
     def _own_options(self, method: Method, step: StepSpec, path: tuple[Any, ...]) -> None:
@@ -475,16 +475,16 @@ class _Checks:
                 raise RecipeError(
                     f"{self.place.at((*path, key))}: '{step.method}' has no option '{key}'{setting}: {choose}"
                 )
-            with self._located((*path, key)):
+            with self._add_location((*path, key)):
                 split_options(method, {key: value})
-        with self._located(path):
+        with self._add_location(path):
             require_options(method, step.options)
             if step.family == "distill":  # a loss also checks its options together
                 with reporting(f"'{step.method}'"):
                     method.target(**split_options(method, step.options)[0])
 
     @contextmanager
-    def _located(self, path: tuple[Any, ...]) -> Iterator[None]:
+    def _add_location(self, path: tuple[Any, ...]) -> Iterator[None]:
         """Add the place to errors inside the block."""
         try:
             yield

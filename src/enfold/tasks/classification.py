@@ -122,7 +122,7 @@ class Classification(Task):
         flat = targets.reshape(len(targets), -1) if own else targets.reshape(-1)
         if not check:
             return flat
-        ignored = self._ignored(flat, outputs.ndim > 3)
+        ignored = self._ignore_mask(flat, outputs.ndim > 3)
         self.check(flat if ignored is None else flat[~ignored], outputs.shape[self._axis(outputs)])
         return flat.long()
 
@@ -135,11 +135,11 @@ class Classification(Task):
             )
         return class_labels(labels, num_classes, "a batch")
 
-    def ignored(self, targets: Tensor) -> Tensor | None:
+    def ignore_mask(self, targets: Tensor) -> Tensor | None:
         """Return the positions with `ignore_index`."""
-        return self._ignored(targets, self.class_axis is not None)
+        return self._ignore_mask(targets, self.class_axis is not None)
 
-    def _ignored(self, targets: Tensor, is_dense: bool) -> Tensor | None:
+    def _ignore_mask(self, targets: Tensor, is_dense: bool) -> Tensor | None:
         index = self.ignore_index if self.ignore_index is not None else IGNORED if is_dense else None
         return None if index is None or targets.is_floating_point() else targets == index
 

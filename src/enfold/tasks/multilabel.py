@@ -121,13 +121,13 @@ class Multilabel(Classification):
                 'class indices, task="binary" for a single label'
             )
 
-    def ignored(self, targets: Tensor) -> Tensor:
+    def ignore_mask(self, targets: Tensor) -> Tensor:
         """Return the unknown labels."""
         return targets == UNKNOWN
 
     def _leave_out(self, rows: Rows, own: bool) -> Rows:
         """Give unknown labels the weight 0: all rows are needed to know to which label a row belongs."""
-        unknown = self.ignored(rows.targets)
+        unknown = self.ignore_mask(rows.targets)
         if not bool(unknown.any()):
             return rows
         if bool(unknown.all()):

@@ -292,7 +292,7 @@ class Regression(Task):
         else:
             require_finite("targets", targets, "remove them, or pass task=Regression(ignore_nan=True) to leave out NaN")
 
-    def ignored(self, targets: Tensor) -> Tensor | None:
+    def ignore_mask(self, targets: Tensor) -> Tensor | None:
         """Return the targets that are NaN, with `ignore_nan`."""
         return targets.isnan() if self.ignore_nan else None
 

@@ -63,7 +63,7 @@ class Descent:
         total = None if steps is None else steps * self.config.epochs
         with progress(title, total, done=(steps or 0) * done) as self.bar:
             for epoch in range(done, self.config.epochs):
-                if self.selection.finished(epoch):
+                if self.selection.is_finished(epoch):
                     self.bar.advance((steps or 0) * (self.config.epochs - epoch))
                     self.bar.say(
                         f"{of}loss not below {self.selection.best[0]:.4f} since epoch {self.selection.epoch[0]}"

@@ -65,7 +65,7 @@ class Trajectory:
                 f"trajectory needs a model with separate networks, got a {type(model).__name__}: leave trajectory out"
             )
         for epoch in self.epochs[:1]:
-            with _opened(self.file(epoch)) as file:
+            with _open(self.file(epoch)) as file:
                 changed = differences(json.loads((file.metadata() or {}).get("identity", "{}")), identity)
             if changed:
                 raise EnfoldError(
@@ -98,19 +98,19 @@ class Trajectory:
         """
         if not self.file(epoch).is_file():
             raise EnfoldError(f"epoch must be one of the stored epochs {self.epochs}, got {epoch}: choose another")
-        with _opened(self.file(epoch)) as file:
+        with _open(self.file(epoch)) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
 
     def of_member(self, index: int, last: int = 0) -> list[State]:
         """Return one member epoch by epoch; only the `last` epochs if given."""
         found = []
         for epoch in self.epochs[-last:]:
-            with _opened(self.file(epoch)) as file:
+            with _open(self.file(epoch)) as file:
                 found.append({name: file.get_slice(name)[index : index + 1][0] for name in file.keys()})  # noqa: SIM118
         return found
 
 
-def _opened(path: Path) -> safe_open:
+def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, "pt")
     except SafetensorError as error:

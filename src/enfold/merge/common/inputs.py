@@ -180,7 +180,7 @@ def is_iterator(part: Any) -> bool:
     return isinstance(part.loader if isinstance(part, Batches) else part, Iterator)
 
 
-def known_or_inferred(task: TaskLike, ensemble: Ensemble) -> Task:
+def choose_task(task: TaskLike, ensemble: Ensemble) -> Task:
     """Return the task that was named, else that of the ensemble, else one that is inferred from the first batch."""
     return first_batch_task(ensemble.task if task is None else task)
 

@@ -66,7 +66,7 @@ class Singular(EnfoldError):
     """A matrix has no inverse, or its inverse consists of rounding errors."""
 
 
-def _refused(matrices: Tensor, name: str, smallest: float) -> EnfoldError:
+def _refusal(matrices: Tensor, name: str, smallest: float) -> EnfoldError:
     odd = matrices[~matrices.isfinite()]
     if len(odd):
         return EnfoldError(f"a soft permutation must be finite, but {name} contains {odd[0]}: lower the learning rate")
@@ -89,7 +89,7 @@ class _Factors:
             self.matrices = matrices.double()
             smallest = self._factorise()
         if not smallest > least:
-            raise _refused(matrices, name, smallest)
+            raise _refusal(matrices, name, smallest)
 
     def _factorise(self) -> float:
         """Return the smallest pivot over the largest, the minimum over all matrices; 0 if there is none."""

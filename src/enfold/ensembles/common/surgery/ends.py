@@ -83,7 +83,7 @@ def ends(network: nn.Module, through: tuple[type[nn.Module], ...] = ()) -> tuple
             return name if counts else None
         return name if node.op == "get_attr" and name in own and own[name].numel() > 1 else None
 
-    def entered(node: fx.Node) -> str | None:
+    def entry_name(node: fx.Node) -> str | None:
         used = [holder(source) for source in node.all_input_nodes if source.op == "get_attr"]
         return holder(node) or next((name for name in used if name), None)
 
@@ -91,7 +91,7 @@ def ends(network: nn.Module, through: tuple[type[nn.Module], ...] = ()) -> tuple
         return isinstance(modules.get(name), through) or bool(through and name in buffers)
 
     start = [node for node in nodes if node.op == "placeholder"]
-    inputs = _search(nodes, start, lambda node: node.all_input_nodes, entered, passes)
+    inputs = _search(nodes, start, lambda node: node.all_input_nodes, entry_name, passes)
     outputs = _search(nodes[::-1], nodes[-1:], lambda node: list(node.users), holder, passes)
     return inputs, outputs
 
