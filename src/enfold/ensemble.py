@@ -354,8 +354,8 @@ class Ensemble(Runner):
 
     @property
     def network_name(self) -> str:
-        """The class of the members' network."""
-        return type(self.skeleton.network).__name__
+        """The class of the members' network; several classes are separated by commas."""
+        return ", ".join(dict.fromkeys(type(network).__name__ for network in self.called_networks()))
 
     def _convert(self, name: str, tensor: Tensor) -> Tensor:
         """Return a tensor as what it is in the network: a parameter, frozen or trained as there, or a buffer."""
