@@ -46,8 +46,6 @@ class DistillationLoss(ABC):
     """The value of `init` if the caller gives none and the student has the members' architecture."""
     ignored_warnings: ClassVar[tuple[type[Warning], ...]] = ()
     """Warnings of the training loop that do not apply to the method."""
-    returns_ensemble: ClassVar[bool] = False
-    """Whether the result is an ensemble even if no ensemble is passed as the student."""
 
     @abstractmethod
     def target(self, logits: Tensor) -> Tensor:

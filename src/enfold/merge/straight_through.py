@@ -53,8 +53,6 @@ from enfold.train.batch_norm import TRACKING, several_examples
 from enfold.train.descent import Descent
 from enfold.train.history import Epoch
 
-IDENTITY = ("epochs", "patience", "lr", "momentum", "batch_size", "seed")  # options that a checkpoint belongs to
-
 
 @checked
 @with_log

@@ -91,7 +91,6 @@ class LatentBE(OneToOne):
 
     default_init: ClassVar[Literal["random"]] = "random"
     ignored_warnings: ClassVar[tuple[type[Warning], ...]] = (LowDiversityWarning,)  # similar members can be averaged
-    returns_ensemble: ClassVar[bool] = False
 
     def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
         """Return equation (1), with the decay (3).

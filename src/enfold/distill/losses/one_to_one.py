@@ -21,7 +21,7 @@ Nothing else known.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,6 @@ class OneToOne(DistillationLoss):
 
     alpha: Fraction = 1.0
     temperature: Temperature = 1.0
-
-    returns_ensemble: ClassVar[bool] = True
 
     def target(self, logits: Tensor) -> Tensor:
         """Return t_m(τ) of every teacher with its negative entropy: (T, N, C) -> (T, N, C + 1)."""

@@ -95,7 +95,6 @@ class SoftAverage(Ensemble):
     is: unchanged ones (`fixed`), those with settled matrices, those whose matrices are learned.
     """
 
-    expands = True
     made_from = ""  # digest of the start, for the identity of a checkpoint that a later stage continues from
 
     def __init__(
