@@ -113,6 +113,10 @@ class UnchangedWarning(UserWarning):
     """Training returned the initial weights: no epoch had a lower validation NLL."""
 
 
+class EnvironmentWarning(UserWarning):
+    """A training is resumed with other threads, another processor or another PyTorch: its bits may differ."""
+
+
 def level_outside() -> int:
     """Return the `stacklevel` with which a warning points to the first line outside of enfold."""
     level, frame = 0, sys._getframe()

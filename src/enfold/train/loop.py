@@ -31,6 +31,7 @@ from enfold.executors import ExecutorLike
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import digest
 from enfold.io.identity import plain
+from enfold.io.stopping import Stop, stops_by_itself
 from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
@@ -38,7 +39,7 @@ from enfold.seeds import derive
 from enfold.tasks import Task, as_task, known_task, training_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
-from enfold.train.checkpoint import read_checkpoint, save_checkpoint
+from enfold.train.checkpoint import Place, read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig, as_config
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
@@ -178,7 +179,7 @@ class Fit:
         self.optimizer = Optimizer(model, config)
         self.selection = Selection(model, config.patience)
         self.average = WeightAverage(self.model, config.ema)
-        self.history = History()
+        self.history, self.place, self.stop = History(), Place(), Stop()
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
         self.has_validation_targets = has_targets(data.val)
         self.chooses = config.select == "best" and has_examples(data.val)
@@ -228,14 +229,21 @@ class Fit:
         if isinstance(self.model, Ensemble):
             self.model.on_fit_start(self.data, self.config)
         if stored is not None:
+            assert self.checkpoint is not None  # noqa: S101 - it was read
+            stored.warn_of_environment(self.checkpoint, self.model)
             self.history = stored.restore(self.model, self.optimizer, self.selection, self.scaler, self.average)
+            self.place = stored.place
         steps = self.order.steps(self.data.train)
         total = None if steps is None else steps * self.config.epochs
-        done = len(self.history.epochs)
+        done = (steps or 0) * len(self.history.epochs) + len(self.place.sizes)
         if log:
             log.log_settings(self._described(title))
-        shown = progress(title, total, done=(steps or 0) * done, quiet=quiet)
-        with shown as bar, _compiled(self.model, self.config.compile):
+        shown, stopping = progress(title, total, done=done, quiet=quiet), nullcontext(Stop())
+        with (
+            stopping if self.checkpoint is None else stops_by_itself() as self.stop,
+            shown as bar,
+            _compiled(self.model, self.config.compile),
+        ):
             for record in self._epochs(bar, log):
                 if on_epoch is not None:
                     on_epoch(dataclasses.replace(record, training=title))
@@ -254,7 +262,7 @@ class Fit:
     def _epochs(self, bar: ProgressBar, log: Log) -> Iterator[Epoch]:
         """Train for the remaining epochs, and log and yield the record of each."""
         done = len(self.history.epochs)
-        if not done:
+        if not done and self.place.generator is None:
             self._begin()
             if self.history.start is not None:
                 log.log_metrics(self.history.metrics(self.history.start), 0)
@@ -275,19 +283,15 @@ class Fit:
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
-        losses: list[torch.Tensor] = []
-        sizes: list[int] = []
         self.model.train()
         self.optimizer.clear()  # gradients of a previous or failed training
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "loader", epoch))  # for loaders that shuffle
-            for number, batch in enumerate(self.order.batches(self.data, epoch)):
-                losses.append(self._step(batch.to(self.config.device), epoch, number))
-                sizes.append(len(batch))
-                bar.advance(1)
-        bar.advance((self.order.steps(self.data.train) or len(sizes)) - len(sizes))  # dropped batches
+            place = self._batches(epoch, bar, started)
+        steps = len(place.sizes)
+        bar.advance((self.order.steps(self.data.train) or steps) - steps)  # dropped batches
         with self.average.applied():
-            record = self._record(epoch, _mean(losses, sizes), started, len(sizes))
+            record = self._record(epoch, _mean(place.losses, place.sizes), started - place.seconds, steps)
             self.history.epochs.append(record)
             if self.chooses:
                 self.selection.update(epoch + 1, record.validation_loss)
@@ -296,18 +300,33 @@ class Fit:
         with self.average.applied():
             self._store(epoch + 1)
         if self.checkpoint is not None:
-            save_checkpoint(
-                self.checkpoint,
-                self.model,
-                self.optimizer,
-                self.selection,
-                self.scaler,
-                self.history,
-                self.identity,
-                self.average,
-            )
+            self._save(self.checkpoint)
         bar.say(_summary(record, self.config.epochs, self.history))
+        if self.stop.is_requested:
+            raise KeyboardInterrupt
         return record
+
+    def _batches(self, epoch: int, bar: ProgressBar, started: float) -> Place:
+        """Train on the batches of an epoch that are not done, and return their losses; stop between two if asked to."""
+        place, self.place = self.place, Place()
+        done, before = len(place.sizes), place.seconds
+        for number, batch in enumerate(self.order.batches(self.data, epoch)):
+            if number < done:
+                if number == done - 1 and place.generator is not None:
+                    torch.set_rng_state(place.generator)
+                continue
+            place.losses.append(self._step(batch.to(self.config.device), epoch, number))
+            place.sizes.append(len(batch))
+            bar.advance(1)
+            if self.stop.is_requested and self.checkpoint is not None:
+                place.generator, place.seconds = torch.get_rng_state(), before + time.perf_counter() - started
+                self._save(self.checkpoint, place)
+                raise KeyboardInterrupt
+        return place
+
+    def _save(self, file: Path, place: Place | None = None) -> None:
+        parts = (self.model, self.optimizer, self.selection, self.scaler, self.history)
+        save_checkpoint(file, *parts, self.identity, self.average, place)
 
     def _store(self, epoch: int) -> None:
         if self.trajectory is not None and self.trajectory.includes(epoch, self.config.epochs):
