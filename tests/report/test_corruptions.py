@@ -1,4 +1,4 @@
-"""Figures of scores under shift and of uncertainty: models are named, values are the given ones, files have alt text."""
+"""Figures of scores under shift and of uncertainty: names of models, given values, and alternative texts of files."""
 
 from functools import partial
 
@@ -70,8 +70,6 @@ def test_files_are_written_with_their_alt_text(tmp_path):
     }
     written = [write_figure(make, tmp_path, name, name, f"the figure {name}") for name, make in makers.items()]
     assert [path.suffix for paths in written for path in paths] == [".svg", ".png"] * 6
-        f"{name}{end}" for name in makers for end in (".svg", ".png")
-    ]
     for name, (svg, png) in zip(makers, written, strict=True):
         assert f"the figure {name}" in svg.read_text()
         assert f"the figure {name}".encode() in png.read_bytes()
