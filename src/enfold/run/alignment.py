@@ -49,7 +49,7 @@ from enfold.metrics import accuracy, nll
 from enfold.progress import progress, replace_titles
 from enfold.registry import find_method, suggest
 from enfold.run.override import apply_override
-from enfold.run.recipe import as_tuple, train_config_adapter
+from enfold.run.recipe_checks import as_tuple, train_config_adapter
 from enfold.run.recipe_errors import Place, describe_error
 from enfold.run.seed_run import SeedRun
 from enfold.seeds import generator

@@ -36,7 +36,8 @@ from enfold.progress import progress
 from enfold.run.directory import RunDirectory
 from enfold.run.ood import make_set
 from enfold.run.outputs import check_outputs, count_outputs, example_of, has_classes, make_task
-from enfold.run.recipe import Recipe, code_in
+from enfold.run.recipe import Recipe
+from enfold.run.recipe_checks import code_in
 from enfold.run.specs import CorruptionSpec, StepSpec
 from enfold.run.steps import check_step, load_step, make_step
 from enfold.saving import load, save

@@ -28,7 +28,7 @@ from enfold.errors import EnfoldError, UserCodeError
 from enfold.evaluate import best_member
 from enfold.io.usercode import reporting
 from enfold.merge import average, weight_matching
-from enfold.run.recipe import code_in
+from enfold.run.recipe_checks import code_in
 from enfold.run.specs import STARTS, StepSpec
 from enfold.run.step_methods import (
     COMPRESS,

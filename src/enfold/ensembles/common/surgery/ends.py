@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from enfold.engines.base import CannotRun
 from enfold.engines.copying import copy_network
-from enfold.engines.stacked import trace_forward
+from enfold.engines.tracing import trace_forward
 from enfold.ensembles.common.surgery.layers import LAYERS
 from enfold.errors import EnfoldError, UnsuitableNetwork
 
