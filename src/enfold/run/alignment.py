@@ -287,7 +287,7 @@ class _Study:
 
         return self._points("sweep", "temperature", self.options.temperatures, one)
 
-    def recover_planted(self) -> Any:
+    def planted(self) -> Any:
         """Recover planted permutations at increasing noise."""
 
         def one(noise: float) -> Any:
