@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import time as clock
 import warnings
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from enfold.compress.scores import Scores
 from enfold.compress.store import Store, checkpoint_of
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.loggers import Log
+from enfold.progress import announce
 from enfold.train.history import Epoch
 
 Make = Callable[[Path | None, Log], nn.Module]
@@ -172,4 +172,4 @@ class Runner:
         """Show progress and the time that is left."""
         if not self.quiet:
             left = "" if self.limit.seconds is None else f"  {max(0, self.limit.left()):.0f} s left"
-            print(f"compress: {text}{left}", file=sys.stderr, flush=True)
+            announce(f"compress: {text}{left}")
