@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from enfold.compress import Compression, Diagnosis, Trial
+from enfold.compress.explain import shown_gain
 from enfold.ensembles import MixedEnsemble
 from enfold.errors import EnfoldError
 from enfold.merge.basin_check import BasinReport
@@ -28,6 +29,10 @@ ENSEMBLE = Trial("ensemble of 4", "", {"nll": 0.40}, 1.0, 4.0, 0, 0.0, kind="ref
 def result(*trials: Trial, diagnosis: Diagnosis = DIAGNOSIS, **more) -> Compression:
     chosen = min((each for each in trials if each.is_candidate), key=lambda each: each.scores["nll"])
     return Compression(chosen, list(trials), diagnosis, ("nll",), frozenset(), 1.0, **more)
+
+
+def test_gains_far_beyond_that_of_the_ensemble_have_no_number():
+    assert [shown_gain(each) for each in (260.3, 10.0, -1.5, float("nan"))] == ["> 1000 %", "1000 %", "< -100 %", "-"]
 
 
 def test_a_plot_marks_the_chosen_network():

@@ -19,6 +19,7 @@ from enfold.compress.scores import Scores
 from enfold.compress.store import Store, checkpoint_of
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.loggers import Log
+from enfold.merge.soup import SingleModelWarning
 from enfold.progress import announce
 from enfold.train.history import Epoch
 
@@ -135,7 +136,8 @@ class Runner:
             self.resumed += 1
             return self.store.load(path, route.blank_model(setting))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnchangedWarning)  # the table says so
+            for kind in (UnchangedWarning, SingleModelWarning):  # the table says so
+                warnings.simplefilter("ignore", kind)
             network = make(checkpoint_of(path), self.part(route.name, epochs))
         self.store.save(network, path)
         return network
