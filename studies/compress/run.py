@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import os
 import platform
 import time
@@ -14,11 +12,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 import enfold
 from enfold.data import Data
-from enfold.distill.perturb.conf_ods import ConfODS
+from enfold.distill.answers import Answers, shared_answers
 from enfold.evaluate import best_member, mean_member_score, predict, score
 from enfold.io.files import write_json
 from enfold.saving import versions
@@ -48,7 +46,7 @@ class Cells:
         self.task = as_task(self.setting.members.task)
         self.ensemble = enfold.DeepEnsemble(self.members()).eval()
         self.ensemble.task = self.task
-        self.answers = Answers(self.ensemble)
+        self.answers = Answers()
 
     # Members
 
@@ -120,9 +118,10 @@ class Cells:
             network = enfold.train_control(self.ensemble, self.data, **common)
         else:
             init: Any = self.best_member() if row.start == "member" else "random"
-            network = enfold.distill(
-                self.teacher(row), self.data, init=init, loss=row.loss, perturb=row.perturb, **common
-            )
+            with shared_answers(self.answers):
+                network = enfold.distill(
+                    self.teacher(row), self.data, init=init, loss=row.loss, perturb=row.perturb, **common
+                )
         found = {"epochs": config.epochs, "best": self.scores(network.eval()), **timer.read()}
         prefix = "average/" if config.ema else "model/"
         last = {key.removeprefix(prefix): value for key, value in load_file(file).items() if key.startswith(prefix)}
@@ -133,7 +132,7 @@ class Cells:
     def teacher(self, row: Row) -> Any:
         """Return what the student learns from."""
         if row.targets == "fresh":
-            return self.ensemble if isinstance(row.perturb, ConfODS) or self.setting.outputs else self.answers
+            return self.ensemble
         inputs = self.data.prepare(self.data.train.inputs)
         with torch.no_grad():
             outputs = torch.cat([self.ensemble(part) for part in inputs.split(1000)], dim=1)
@@ -162,22 +161,6 @@ class Cells:
             write_json(file, {**made, "versions": versions(), "date": time.strftime("%Y-%m-%d"), "machine": machine()})
         found: Scores = json.loads(file.read_text(encoding="utf-8"))
         return found
-
-
-class Answers(nn.Module):
-    """The mean prediction of an ensemble, remembered: rows that differ in labels or starts have the same inputs."""
-
-    def __init__(self, ensemble: nn.Module) -> None:
-        super().__init__()
-        self.ensemble, self.known = ensemble, dict[bytes, Tensor]()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the log of the mean probabilities, (B, C)."""
-        key = hashlib.blake2b(inputs.contiguous().numpy().data, digest_size=16).digest()
-        if key not in self.known:
-            outputs = self.ensemble(inputs).float()
-            self.known[key] = outputs.log_softmax(-1).logsumexp(0) - math.log(len(outputs))
-        return self.known[key]
 
 
 def store(network: nn.Module, file: Path, timer: Timer) -> None:
