@@ -52,6 +52,9 @@ class Cells:
 
     def members(self) -> list[nn.Module]:
         """Return the members, trained once; those of an ensemble see the same data as those trained alone."""
+        if self.setting.given is not None:
+            networks = [each.eval() for each in self.setting.given(self.folder, self.seed)]
+            return networks
         networks, files = [], [self.folder / f"member-{index}.safetensors" for index in range(MEMBERS)]
         for index in range(MEMBERS):
             torch.manual_seed(1000 * self.seed + index)

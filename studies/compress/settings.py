@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from enfold.data.convert import as_data
 from enfold.networks.catalogue import factory
 from enfold.tasks import Regression
 from enfold.train import TrainConfig
+from studies.finetuned import merges as finetuned
 
 MEMBERS = 4
 Make = Callable[[], nn.Module]
@@ -34,6 +36,7 @@ class Setting:
         students: What differs for students and controls, which start from a member.
         outputs: Number of outputs if the data have no classes.
         stacked: Whether members are trained together, which is faster for small networks.
+        given: Function that returns the members of a seed, from a folder of networks; None to train them.
     """
 
     title: str
@@ -43,6 +46,7 @@ class Setting:
     students: dict[str, Any]
     outputs: int | None = None
     stacked: bool = False
+    given: Callable[[Path, int], list[nn.Module]] | None = None
 
     def make(self, data: Data) -> Make:
         """Return the function that makes the network; weights are stored channels-last, in which bf16 is fastest."""
@@ -69,6 +73,17 @@ def friedman(seed: int) -> Data:
     return as_data(*parts)
 
 
+def second_half(seed: int) -> Data:
+    """Return five classes of fashion-mini, on which members are fine-tuned."""
+    return finetuned.half(enfold.data.load("fashion-mini"), finetuned.TARGET, finetuned.EXAMPLES)
+
+
+def tuned_members(folder: Path, seed: int) -> list[nn.Module]:
+    """Return the members of the study of merges, which are fine-tuned from one network."""
+    base = finetuned.make_base(folder, seed, enfold.data.load("fashion-mini"))
+    return finetuned.make_members(folder, seed, "small", base, second_half(seed))
+
+
 SGD: dict[str, Any] = {"optimizer": "sgd", "nesterov": True, "weight_decay": 5e-4, "precision": "bfloat16", "select": "last"}
 CROPS = ("pad-crop", "flip")
 
@@ -80,13 +95,6 @@ SETTINGS: dict[str, Setting] = {
         TrainConfig(epochs=40, batch_size=128, lr=1e-3, select="last"),
         {"lr": 1e-3},
         stacked=True,
-    ),
-    "cnn": Setting(
-        "CNN (16-32-64) on Fashion-MNIST, 2,000 images, shifts and flips",
-        images("fashion-mnist", 2000, 2000),
-        {"name": "small-cnn", "channels": [16, 32, 64], "dropout": 0.0},
-        TrainConfig(epochs=60, batch_size=64, lr=0.05, augment=CROPS, **SGD),
-        {"lr": 0.05},
     ),
     "friedman": Setting(
         "MLP (10-64-64) with a Gaussian head on the Friedman function, 1,000 rows",
@@ -103,5 +111,21 @@ SETTINGS: dict[str, Setting] = {
         {"name": "resnet", "depth": 8, "width": 32, "stem_stride": 2},
         TrainConfig(epochs=40, batch_size=64, lr=0.1, augment=CROPS, **SGD),
         {"lr": 0.1},
+    ),
+    "finetuned": Setting(
+        "Residual network, fine-tuned from one network on half of fashion-mini, 2,000 images",
+        second_half,
+        finetuned.NETWORK,
+        finetuned.TUNING.replace(lr=1e-3, select="last"),
+        {"lr": 1e-3},
+        given=tuned_members,
+    ),
+    "cnn": Setting(
+        "CNN (8-16-32) on fashion-mini, 1,500 images: the demo",
+        lambda seed: enfold.data.load("fashion-mini", train_size=1500, val_size=1000, seed=seed),
+        {"name": "small-cnn", "channels": [8, 16, 32], "dropout": 0.0},
+        TrainConfig(epochs=20, batch_size=64, lr=5e-3, select="last"),
+        {"lr": 5e-3},
+        stacked=True,
     ),
 }
