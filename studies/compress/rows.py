@@ -41,6 +41,8 @@ class Row:
 
 ROWS: dict[str, Row] = {
     "control": Row(labels=1.0),
+    "control + mixup": Row(labels=1.0, perturb=Mixup()),
+    "control + cutmix": Row(labels=1.0, perturb=CutMix()),
     "distill": Row(),
     "mixup": Row(perturb=Mixup()),
     "mixup, a = 0.2": Row(perturb=Mixup(alpha=0.2)),
@@ -48,6 +50,9 @@ ROWS: dict[str, Row] = {
     "noise 0.1": Row(perturb=Gaussian(step=25.5)),
     "noise 0.5": Row(perturb=Gaussian(step=127.5)),
     "labels": Row(labels=0.5),
+    "cutmix + labels": Row(perturb=CutMix(), labels=0.5),
+    "shifts": Row(changes={"augment": ("pad-crop", "flip")}),
+    "shifts + cutmix": Row(perturb=CutMix(), changes={"augment": ("pad-crop", "flip")}),
     "mixup + labels": Row(perturb=Mixup(), labels=0.5),
     "ema": Row(changes={"ema": 0.995}),
     "scratch": Row(start="random"),

@@ -117,7 +117,7 @@ class Cells:
         row, file = ROWS[name], self.folder / f"{slug(name)}.checkpoint"
         config, timer = self.config(row), Timer()
         common: dict[str, Any] = {"config": config, "checkpoint": file, "quiet": True}
-        if row.labels == 1:
+        if row.labels == 1 and row.perturb is None:
             network = enfold.train_control(self.ensemble, self.data, **common)
         else:
             init: Any = self.best_member() if row.start == "member" else "random"
