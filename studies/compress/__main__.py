@@ -11,9 +11,11 @@ from pathlib import Path
 
 import torch
 
+from enfold.io.files import write_json
 from studies.compress.rows import ROWS
 from studies.compress.run import Cells
 from studies.compress.settings import SETTINGS
+from studies.compress.tables import METRICS, RESULTS, summarize
 
 
 def main() -> None:
@@ -23,27 +25,29 @@ def main() -> None:
     parser.add_argument("--seed", type=int, action="append", help="default: 0, 1 and 2")
     parser.add_argument("--rows", default="control,distill,compress", help=f"of compress, {', '.join(ROWS)}")
     parser.add_argument("--output", type=Path, default=Path("runs/compress"))
+    parser.add_argument("--write", action="store_true", help="write the results of the study")
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     for seed in chosen.seed or (0, 1, 2):
         cells = Cells(chosen.setting, seed, chosen.output)
         found = cells.cell("references")
-        member, ensemble, train = (found[key] for key in ("mean member", "ensemble", "mean member on training"))
-        for name in ("accuracy", "nll", "cnll"):
-            if name in member:
-                print(f"{name:9} {member[name]:.4f} -> {ensemble[name]:.4f}   train {train.get(name, 0):.4f}", flush=True)
-        for name in (each.strip() for each in chosen.rows.split(";")):
-            row = cells.cell(name)
-            texts = []
+        member, ensemble = found["mean member"], found["ensemble"]
+        metrics = [name for name in METRICS if name in member]
+        for name in metrics:
+            print(f"{seed} {name}: mean member {member[name]:.4f}, ensemble {ensemble[name]:.4f}", flush=True)
+        for name in (each.strip() for each in chosen.rows.split(",")):
+            row, texts = cells.cell(name), []
             for which in ("last", "best"):
-                gains = [
-                    100 * (member[key] - row[which]["test"][key]) / (member[key] - ensemble[key])
-                    for key in ("accuracy", "nll", "cnll")
-                    if key in member
-                ]
+                own = row[which]["test"]
+                gains = [100 * (member[key] - own[key]) / (member[key] - ensemble[key]) for key in metrics]
                 texts.append(f"{which} " + " ".join(f"{each:6.0f}" for each in gains))
-            print(f"{chosen.setting} {seed} {name:18} {'   '.join(texts)}   {row['processor seconds']:.0f} s  {row.get('name', '')}", flush=True)
+            print(
+                f"{seed} {name:18} {'  '.join(texts)}  {row['processor seconds']:.0f} s {row.get('name', '')}",
+                flush=True,
+            )
+    if chosen.write:
+        write_json(RESULTS / f"compress-{chosen.setting}.json", summarize(chosen.setting, chosen.output))
 
 
 if __name__ == "__main__":

@@ -53,8 +53,7 @@ class Cells:
     def members(self) -> list[nn.Module]:
         """Return the members, trained once; those of an ensemble see the same data as those trained alone."""
         if self.setting.given is not None:
-            networks = [each.eval() for each in self.setting.given(self.folder, self.seed)]
-            return networks
+            return [each.eval() for each in self.setting.given(self.folder, self.seed)]
         networks, files = [], [self.folder / f"member-{index}.safetensors" for index in range(MEMBERS)]
         for index in range(MEMBERS):
             torch.manual_seed(1000 * self.seed + index)
@@ -153,7 +152,8 @@ class Cells:
             for each in result.trials
         ]
         found = self.scores(result.network)
-        return {**timer.read(), "best": found, "last": found, "name": result.name, "trials": trials, "text": str(result)}
+        known = {"name": result.chosen.name, "trials": trials, "text": str(result)}
+        return {**timer.read(), "best": found, "last": found, **known}
 
     def cell(self, name: str) -> Scores:
         """Return a stored cell; compute and store it if there is none."""

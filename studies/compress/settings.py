@@ -53,8 +53,7 @@ class Setting:
         build = factory(self.network, data.shape, self.outputs or data.num_classes)
 
         def network() -> nn.Module:
-            made = build()
-            return made.to(memory_format=torch.channels_last) if "widths" not in self.network else made  # type: ignore[call-overload,no-any-return]
+            return build() if "widths" in self.network else nn.Module.to(build(), memory_format=torch.channels_last)
 
         return network
 
@@ -69,8 +68,8 @@ def friedman(seed: int) -> Data:
     inputs, values = make_friedman1(8000, noise=1.0, random_state=seed)
     inputs, values = (inputs - inputs[:1000].mean(0)) / inputs[:1000].std(0), values - values[:1000].mean()
     values = values / values[:1000].std()
-    parts = [(inputs[part].astype("float32"), values[part].astype("float32")) for part in np.split(np.arange(8000), (1000, 3000))]
-    return as_data(*parts)
+    rows = np.split(np.arange(8000), (1000, 3000))
+    return as_data(*((inputs[part].astype("float32"), values[part].astype("float32")) for part in rows))
 
 
 def second_half(seed: int) -> Data:
@@ -84,7 +83,9 @@ def tuned_members(folder: Path, seed: int) -> list[nn.Module]:
     return finetuned.make_members(folder, seed, "small", base, second_half(seed))
 
 
-SGD: dict[str, Any] = {"optimizer": "sgd", "nesterov": True, "weight_decay": 5e-4, "precision": "bfloat16", "select": "last"}
+SGD: dict[str, Any] = {"optimizer": "sgd", "weight_decay": 5e-4, "precision": "bfloat16", "select": "last"}
+GAUSSIAN = Regression(head="gaussian", variance="softplus")
+
 SETTINGS: dict[str, Setting] = {
     "mlp": Setting(
         "MLP (784-128-128-10) on Fashion-MNIST, 5,000 images",
@@ -98,16 +99,16 @@ SETTINGS: dict[str, Setting] = {
         "MLP (10-64-64) with a Gaussian head on the Friedman function, 1,000 rows",
         friedman,
         {"name": "mlp", "widths": [64, 64]},
-        TrainConfig(epochs=200, batch_size=50, lr=1e-3, select="last", task=Regression(head="gaussian", variance="softplus")),
+        TrainConfig(epochs=200, batch_size=50, lr=1e-3, select="last", task=GAUSSIAN),
         {"lr": 1e-3},
         outputs=2,
         stacked=True,
     ),
     "resnet": Setting(
-        "Residual network (0.3 million parameters) on CIFAR-10, 2,500 images, flips",
-        images("cifar10", 2500, 1000),
+        "Residual network (0.3 million parameters) on CIFAR-10, 2,000 images, flips",
+        images("cifar10", 2000, 1000),
         {"name": "resnet", "depth": 8, "width": 32, "stem_stride": 2},
-        TrainConfig(epochs=30, batch_size=64, lr=0.1, augment=("flip",), **SGD),
+        TrainConfig(epochs=25, batch_size=64, lr=0.1, augment=("flip",), **SGD),
         {"lr": 0.1},
     ),
     "finetuned": Setting(
