@@ -135,10 +135,10 @@ class Cells:
         """Return what the student learns from."""
         if row.targets == "fresh":
             return self.ensemble
-        inputs = self.data.prepare(self.data.train.inputs)
+        train: Any = self.data.train
         with torch.no_grad():
-            outputs = torch.cat([self.ensemble(part) for part in inputs.split(1000)], dim=1)
-        return enfold.CachedTeacher(outputs.float())
+            parts = [self.ensemble(part) for part in self.data.prepare(train.inputs).split(1000)]
+        return enfold.CachedTeacher(torch.cat(parts, dim=1))
 
     def compress(self) -> Scores:
         """Return what `compress` recommends with the settings of the members, and its table."""

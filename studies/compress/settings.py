@@ -53,7 +53,11 @@ class Setting:
         build = factory(self.network, data.shape, self.outputs or data.num_classes)
 
         def network() -> nn.Module:
-            return build() if "widths" in self.network else nn.Module.to(build(), memory_format=torch.channels_last)
+            made = build()
+            for parameter in made.parameters():
+                if parameter.ndim == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+            return made
 
         return network
 

@@ -47,9 +47,9 @@ def summarize(name: str, folder: Path) -> Record:
         "rows": {},
     }
     for row in ("mean member", "member + temperature", "ensemble", *ROWS, "compress"):
-        found = {seed: each for seed, each in cells.items() if row in REFERENCES or slug(row) in each}
-        if found:
-            record["rows"][row] = _row(row, found)
+        known = {seed: each for seed, each in cells.items() if row in REFERENCES or slug(row) in each}
+        if known:
+            record["rows"][row] = _row(row, known)
     return record
 
 
@@ -70,7 +70,7 @@ def _row(row: str, cells: Mapping[int, Record]) -> Record:
         result["processor seconds"] = [each["processor seconds"] for each in own]
         if row == "compress":
             result["recommended"] = [each["name"] for each in own]
-            result["trials"] = {seed: cell["compress"]["trials"] for seed, cell in cells.items()}
+            result["trials"] = {str(seed): cell["compress"]["trials"] for seed, cell in cells.items()}
     return result
 
 
