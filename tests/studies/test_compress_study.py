@@ -11,7 +11,6 @@ from studies.compress import __main__ as script
 from studies.compress import run, settings, tables
 from studies.compress.settings import Setting
 
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
