@@ -1,7 +1,7 @@
 """Run every check on every network of the zoo: writes results/zoo.json and docs/compatibility.md.
 
 make zoo                                      in a separate environment with all packages
-python -m tools.zoo [--only NAME] [--package P] [--capability C] [--held-out] [--output FILE]
+python -m tools.zoo [--only NAME] [--package P] [--capability C] [--held-out] [--limit SECONDS] [--output FILE]
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from enfold.io.files import write_json
 from enfold.saving import versions
+from tools.zoo import runner
 from tools.zoo.catalogue import NETWORKS
 from tools.zoo.checks import CHECKS
 from tools.zoo.held_out import HELD_OUT
 from tools.zoo.page import PAGE, page
-from tools.zoo.runner import tried
 
 RESULT = Path(__file__).parents[2] / "results" / "zoo.json"
 BAD = ("wrong", "crash", "abort", "slow", "broken")
@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--capability", default="", help="capabilities whose name contains this")
     parser.add_argument("--held-out", action="store_true", help="use the held-out networks")
     parser.add_argument("--output", type=Path, help="another file than results/zoo.json; no page is written then")
+    parser.add_argument("--limit", type=float, default=runner.SECONDS, help="time limit of a check in seconds")
     parser.add_argument("--resume", action="store_true", help="retain the results of other networks in the file")
     return parser.parse_args()
 
@@ -60,7 +61,7 @@ def main() -> None:
         if options.resume and entry.name in record["networks"]:
             continue
         started = time.perf_counter()
-        results = tried(entry, names)
+        results = runner.tried(entry, names, options.limit)
         seconds = round(time.perf_counter() - started, 1)
         record["networks"][entry.name] = {"package": entry.package, "seconds": seconds, "capabilities": results}
         show(entry.name, entry.package, seconds, results)

@@ -23,17 +23,17 @@ from tools.zoo.case import Case, Skipped, Wrong, settled
 from tools.zoo.checks import CHECKS
 from tools.zoo.entry import Entry, declare_operators, seeded
 
-SECONDS = 60.0  # time limit of a check
+SECONDS = 60.0  # default time limit of a check
 PROCESSES = multiprocessing.get_context("fork")
 Result = dict[str, Any]
 
 
-def tried(entry: Entry, names: Sequence[str]) -> dict[str, Result]:
-    """Return the results of every check."""
+def tried(entry: Entry, names: Sequence[str], limit: float = SECONDS) -> dict[str, Result]:
+    """Return the results of every check, each with a time limit in seconds."""
     results: dict[str, Result] = {}
     left = list(names)
     while left:
-        done, ended = _some(entry, left)
+        done, ended = _some(entry, left, limit)
         results.update(done)
         left = [name for name in left if name not in done]
         if left and ended is not None:
@@ -43,7 +43,7 @@ def tried(entry: Entry, names: Sequence[str]) -> dict[str, Result]:
     return results
 
 
-def _some(entry: Entry, names: Sequence[str]) -> tuple[dict[str, Result], Result | None]:
+def _some(entry: Entry, names: Sequence[str], limit: float) -> tuple[dict[str, Result], Result | None]:
     """Return the results of a process, and how it ended if it failed."""
     ours, theirs = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=_work, args=(entry, names, theirs), daemon=True)
@@ -52,8 +52,8 @@ def _some(entry: Entry, names: Sequence[str]) -> tuple[dict[str, Result], Result
     done: dict[str, Result] = {}
     ended: Result | None = None
     while len(done) < len(names) and "network" not in done:
-        if not ours.poll(SECONDS):
-            ended = {"outcome": "slow", "message": f"more than {SECONDS:.0f} s"}
+        if not ours.poll(limit):
+            ended = {"outcome": "slow", "message": f"more than {limit:.0f} s"}
             break
         try:
             name, result = ours.recv()
