@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from enfold.cli import export_command, run_commands, scale_commands, view_commands
+from enfold.cli import compress_command, export_command, run_commands, scale_commands, view_commands
 from enfold.cli.help import command_with_methods
 from enfold.cli.options import say
 from enfold.errors import EnfoldError, UserCodeError, WriteError
@@ -64,7 +64,7 @@ VERBS = (
     run_commands.train,
     run_commands.distill,
     run_commands.merge,
-    run_commands.compress,
+    compress_command.compress,
     run_commands.evaluate,
     run_commands.drop,
     export_command.export,

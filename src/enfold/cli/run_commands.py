@@ -24,7 +24,6 @@ from enfold.cli.options import (
     PrintSbatch,
     Resume,
     Run,
-    Seed,
     Seeds,
     ShardOption,
     Threads,
@@ -259,66 +258,6 @@ def merge(
     """
     added = {key: value for key, value in {"init": init, "first": first}.items() if value is not None}
     _add("merge", run_directory, method, label, added, overrides, device, as_json=as_json, trust_code=trust_code)
-
-
-def compress(
-    run_directory: Run,
-    budget: Annotated[str, typer.Option(help="Largest cost of a prediction relative to one member.")] = "1x",
-    time: Annotated[
-        str | None, typer.Option(help="Limit of the search, such as 30m; epochs are shortened to fit.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Epochs of the final training; by default those of the run.")
-    ] = None,
-    student: Annotated[
-        str | None, typer.Option(help="Another network to distil into: mlp, resnet20, ..., or file.py:function.")
-    ] = None,
-    seed: Seed = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder; compress/ of the seed by default.")] = None,
-    device: Device = "cpu",
-    as_json: AsJson = False,
-    trust_code: Trust = False,
-) -> None:
-    """Find the single network to ship in place of a run's members, and explain the choice.
-
-    Members are diagnosed, merges and distillations are tried, and the best on validation examples is written beside a
-    report. An interrupted search continues.
-
-    **Examples**
-
-        enfold compress runs/mine
-
-        enfold compress runs/mine --time 30m --epochs 40
-
-        enfold compress runs/mine --budget 0.5x --student small.py:make --trust-code
-    """
-    from enfold.cli.preflight import check_device, open_trusted
-    from enfold.compress import compress as search
-    from enfold.run.analyses import home
-    from enfold.run.execute import find_seed
-    from enfold.run.lock import writing
-
-    check_device(device)
-    opened, recipe = open_trusted(run_directory, trust_code)
-    chosen = find_seed(opened, recipe, seed, device)
-    config = recipe.members_config(chosen.seed, device)
-    folder = home("compress", chosen, out)
-    with writing(opened.path if out is None else out):
-        result = search(
-            chosen.members(),
-            chosen.data,
-            budget=budget,
-            time=time,
-            student=None if student is None else chosen.network_factory(student),
-            folder=folder / "trials",
-            config=config if epochs is None else config.replace(epochs=epochs),
-        )
-        result.save(folder)
-    if as_json:
-        print_json({"run": str(opened.path), "seed": chosen.seed, **result.as_dict()})
-        return
-    say(str(result))
-    say(f"written to {folder}: network.safetensors, report.html, compress.json")
 
 
 def evaluate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import time as clock
 import warnings
 from collections.abc import Callable
@@ -20,6 +19,8 @@ from enfold.compress.scores import Scores
 from enfold.compress.store import Store, checkpoint_of
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.loggers import Log
+from enfold.merge.soup import SingleModelWarning
+from enfold.progress import announce
 from enfold.train.history import Epoch
 
 Make = Callable[[Path | None, Log], nn.Module]
@@ -168,7 +169,8 @@ class Runner:
             self.resumed += 1
             return self.store.load(path, route.blank_model(setting))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnchangedWarning)  # the table says so
+            for kind in (UnchangedWarning, SingleModelWarning):  # the table says so
+                warnings.simplefilter("ignore", kind)
             network = make(checkpoint_of(path), self.part(route.name, epochs))
         self.store.save(network, path)
         return network
@@ -206,4 +208,4 @@ class Runner:
         if not self.quiet:
             seconds = self.work.left() if self.limit.seconds is None else max(0, self.limit.left())
             left = "" if seconds is None else f"  {seconds:.0f} s left"
-            print(f"compress: {text}{left}", file=sys.stderr, flush=True)
+            announce(f"compress: {text}{left}")
