@@ -315,8 +315,8 @@ def test_every_command_shows_examples(enfold) -> None:
 
     commands = get_command(app).commands
     assert set(commands) == {
-        "demo", "run", "train", "distill", "merge", "compress", "evaluate", "drop", "export", "report", "analyse",
-        "watch", "methods", "data", "doctor",
+        "demo", "run", "gather", "train", "distill", "merge", "compress", "evaluate", "drop", "export", "report",
+        "analyse", "watch", "methods", "data", "doctor",
     }  # fmt: skip
     for name in commands:
         shown = enfold(name, "--help")
