@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from website import contents, equations, fences, methods
-
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "src"))  # the code beside these pages, not another installed one
+
+from website import contents, equations, fences, methods  # noqa: E402
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -41,7 +43,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Show the reason of code that is not run, and hide what only the tests need."""
     if page.file.src_uri == "docs/methods.md":
         markdown = methods.overview(markdown)
-    return fences.for_readers(markdown)
+    return fences.for_readers(methods.link_pages(markdown))
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 from enfold.registry import PACKAGES, Method, methods, use_of
-from make_methods_page import TITLES
 from website import equations, measured
 
 KINDS = {
@@ -20,6 +19,7 @@ KINDS = {
 }
 """Titles and folders of the kinds."""
 
+LINK = re.compile(r"\]\(((?:\.\./)*(?:docs/)?)methods\.md#(\w+)\)")
 ARXIV = re.compile(r"arXiv[: ]\s*(\d{4}\.\d{4,5})")
 OPENREVIEW = re.compile(r"(?<![/\w])openreview\.net/\S+?(?=[.,;]?(?:\s|$))")
 
@@ -58,16 +58,17 @@ def pages() -> dict[str, str]:
 
 
 def overview(markdown: str) -> str:
-    """Return docs/methods.md for the site: its tables, with links to the pages of methods in place of their options."""
+    """Return docs/methods.md for the site: without the options of methods, which are on their pages."""
     tables = re.split(r"^### ", markdown, maxsplit=1, flags=re.MULTILINE)[0]
-    places = {(method.kind, method.name): page_of(method) for kind in KINDS for method in methods(kind).values()}
-    parts = re.split(r"^## ", tables, flags=re.MULTILINE)
-    for kind in KINDS:
-        index = next(i for i, part in enumerate(parts) if part.startswith(TITLES[kind]))
-        parts[index] = re.sub(
-            r"\(#(\w+)\)", lambda found, kind=kind: f"(methods/{places[kind, found[1]]}.md)", parts[index]
-        )
-    return "## ".join(parts)
+    return tables.replace("](#", "](methods.md#")
+
+
+def link_pages(markdown: str) -> str:
+    """Return a page whose links to a method in docs/methods.md lead to the page of the method."""
+    places = {method.name: page_of(method) for kind in KINDS for method in methods(kind).values()}
+    return LINK.sub(
+        lambda found: f"]({found[1]}methods/{places[found[2]]}.md)" if found[2] in places else found[0], markdown
+    )
 
 
 def page(method: Method) -> str:
