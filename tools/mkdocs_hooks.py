@@ -13,7 +13,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "src"))  # the code beside these pages, not another installed one
 
-from website import contents, equations, fences, methods  # noqa: E402
+from website import contents, equations, fences, fonts, methods  # noqa: E402
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -36,6 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     theme = [each for each in files if each.src_dir is None or Path(each.src_dir) != docs]
     own = [File(name, str(ROOT), config.site_dir, config.use_directory_urls) for name in contents.repository_files()]
     made = [File.generated(config, name, content=text) for name, text in contents.generated_pages().items()]
+    made.append(File.generated(config, fonts.FILE, content=fonts.math_font()))
     return Files([*theme, *own, *made])
 
 

@@ -82,7 +82,7 @@ def page(method: Method) -> str:
     if body := [each for each in paragraphs if not each.startswith("Differs from")]:
         lines += ["", "## Method", "", *(part for each in body for part in (paragraph(each), ""))]
     if differs := [each for each in paragraphs if each.startswith("Differs from")]:
-        lines += ["## Differences from the paper", "", *(part for each in differs for part in (prose(each), ""))]
+        lines += ["## Differences from the paper", "", *(part for each in differs for part in (_difference(each), ""))]
     lines += ["## Measured", "", measured.section(method), ""]
     target = f"{method.target.__module__}.{method.target.__qualname__}"
     options = ["    options:", "      heading_level: 2", "      members: false", "      show_bases: false"]
@@ -106,6 +106,12 @@ def prose(text: str) -> str:
     escaped = escape(" ".join(text.split()))
     escaped = ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", escaped)
     return OPENREVIEW.sub(lambda found: f"[{found.group()}](https://{found.group()})", escaped)
+
+
+def _difference(text: str) -> str:
+    """Return what differs from a paper, without the words of the heading."""
+    found = text.partition(":")[2].strip()
+    return prose(found[:1].upper() + found[1:])
 
 
 def sentence(text: str) -> str:
