@@ -21,6 +21,7 @@ from pathlib import Path
 
 from enfold.errors import EnfoldError
 from studies.choices import choices_table
+from studies.compress.tables import compress_table
 from studies.definition import list_names, results_file
 from studies.finetuned.merges import finetuned_table
 from studies.markdown import METRICS, Content, format_metric, format_spread, make_table, metric_format
@@ -173,6 +174,7 @@ MEASUREMENTS: dict[str, Callable[[Content], str]] = {
     "speed": speed_table,
     "severities": severity_table,
     "finetuned": finetuned_table,
+    "compressed": compress_table,
 }
 
 

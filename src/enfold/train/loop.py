@@ -27,6 +27,7 @@ from enfold.engines.modes import refuse_inference_mode
 from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
+from enfold.executors import ExecutorLike
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import digest
 from enfold.io.identity import plain
@@ -68,6 +69,7 @@ def fit(
     trajectory: Trajectory | str | Path | None = None,
     unpack: Unpack | None = None,
     outputs: Callable[[Any], torch.Tensor] | None = None,
+    executor: ExecutorLike = None,
     **settings: Any,
 ) -> History:
     """Train a network or an ensemble in place.
@@ -96,6 +98,9 @@ def fit(
             the usual structures: tuples, dictionaries with `labels`, objects with `y`.
         outputs: Function that selects the output that is trained from what the network returns; None for a tensor, a
             tuple of one tensor, or the entry `logits`.
+        executor: Where blocks of independent members are trained: "serial", "local", "ray", "auto", an executor of
+            `concurrent.futures`, or `enfold.executors.Parallel` with its options; None to train all members together
+            in this process.
         **settings: Fields of `TrainConfig` that override those of `config`.
 
     Returns:
@@ -104,6 +109,7 @@ def fit(
     Raises:
         EnfoldError: If an argument is invalid; the model is unchanged then.
         NonFiniteLoss: If a loss becomes NaN or infinite.
+        FailedMembers: If members fail on an executor; the model is unchanged, and the error has the others.
     """
     refuse_inference_mode("training")
     require(train, "train", "fit")
@@ -113,6 +119,11 @@ def fit(
     if outputs is not None:
         set_model_output(model, outputs)
     file = Path(checkpoint) if checkpoint else None
+    if executor is not None:
+        from enfold.train.blocks import fit_blocks, refuse_arguments  # which train by this function
+
+        refuse_arguments(on_epoch=on_epoch, evaluated_model=evaluated_model, trajectory=trajectory)
+        return fit_blocks(model, data, config, objective, file, executor, title=title, quiet=quiet, log=as_log(logger))
     if isinstance(model, Ensemble):
         config = model.configure(config)
         if objective is None:
@@ -335,9 +346,10 @@ class Fit:
             raise
         if not bool(torch.isfinite(losses).all()):
             member = int((~torch.isfinite(losses)).nonzero()[0])
+            index = self.members[member] if len(losses) == len(self.members) else member
             saved = f"; '{self.checkpoint}' has the state after epoch {epoch}" if self.checkpoint and epoch else ""
             raise NonFiniteLoss(
-                f"the loss must be finite, got {float(losses[member])} for member {member} in epoch "
+                f"the loss must be finite, got {float(losses[member])} for member {index} in epoch "
                 f"{epoch + 1}, batch {number + 1}: lower lr, or set clip_norm{saved}"
             )
         self.optimizer.step(self._rate_factor(epoch, number), self.scaler)
