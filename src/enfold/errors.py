@@ -6,9 +6,9 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
 
 WITHIN = (
     "enfold.",
@@ -40,7 +40,7 @@ class UserCodeError(EnfoldError):
 
 
 class WriteError(EnfoldError):
-    """A file could not be written: the disk is full, or the folder is read-only, protected or gone."""
+    """A file could not be written: the disk is full, or the folder is read-only, protected or missing."""
 
     REMEDIES: ClassVar = {
         errno.ENOSPC: "free some space and continue with the same command (a run with --resume)",
@@ -61,6 +61,20 @@ class WriteError(EnfoldError):
 
 class NonFiniteLoss(EnfoldError):
     """A training loss is NaN or infinite."""
+
+
+class FailedMembers(EnfoldError):
+    """Some members of an ensemble could not be trained on an executor; the others are usable.
+
+    Args:
+        message: The message.
+        finished: Indices of the members that are trained.
+        ensemble: The ensemble of these members; None if there are none.
+    """
+
+    def __init__(self, message: str, finished: Sequence[int], ensemble: Any) -> None:
+        super().__init__(message)
+        self.finished, self.ensemble = list(finished), ensemble
 
 
 class SeparateModulesWarning(UserWarning):

@@ -149,7 +149,7 @@ OTHERS = {  # what the file says, its age, whether the kernel has locks -> wheth
 @pytest.mark.filterwarnings("ignore::enfold.errors.LockWarning")
 @pytest.mark.parametrize(("changes", "age", "kernel", "gone"), OTHERS.values(), ids=OTHERS)
 def test_detection_of_ended_processes(tmp_path, monkeypatch, changes, age, kernel, gone):
-    monkeypatch.setattr(lock, "_locked", lambda descriptor: kernel)
+    monkeypatch.setattr(lock, "_try_lock", lambda descriptor: kernel)
     monkeypatch.setattr(lock, "SETTLE", 0.0)
     left(tmp_path, age, **changes)
     if gone:
@@ -212,7 +212,7 @@ def host(number: int, folder: Path, go: Path, kernel: bool | None) -> int:
         warnings.simplefilter("ignore")
         own = Holder(f"host-{number}", f"boot-{number}", "", number, "1", "")
         lock.Holder.current = classmethod(lambda cls: own)
-        lock._locked = lambda descriptor: kernel
+        lock._try_lock = lambda descriptor: kernel
         lock._is_local = lambda folder: False
         lock.SETTLE = 0.5
         while not go.exists():
@@ -242,7 +242,7 @@ def test_of_several_machines_that_start_at_once_one_writes(tmp_path, kernel):
 
 
 def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "_locked", lambda descriptor: None)
+    monkeypatch.setattr(lock, "_try_lock", lambda descriptor: None)
     monkeypatch.setattr(lock, "SETTLE", 0.0)
     with pytest.warns(LockWarning, match="has no locks: another process is recognized"), writing(tmp_path):
         pass

@@ -82,7 +82,7 @@ class DeepEnsemble(Ensemble):
             self._warn_if_equal()
 
     def _stack(self, name: str, states: Sequence[State], layers: Mapping[int, nn.Module]) -> Tensor:
-        return self._stored(name, stack([state[name].detach() for state in states], layers.get(id(states[0][name]))))
+        return self._convert(name, stack([state[name].detach() for state in states], layers.get(id(states[0][name]))))
 
     @classmethod
     def from_checkpoints(
@@ -129,6 +129,11 @@ class DeepEnsemble(Ensemble):
     def owns_all_parameters(self) -> bool:
         """Every member owns all of its parameters."""
         return True
+
+    @property
+    def has_independent_members(self) -> bool:
+        """Members of this class are trained alone; derived classes say so themselves."""
+        return type(self) is DeepEnsemble
 
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
         """Return groups of parameters with a member axis."""

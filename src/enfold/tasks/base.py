@@ -91,6 +91,12 @@ class Prediction:
         assert self.class_axis is not None  # noqa: S101 - required above
         return self.mean.argmax(self.class_axis)
 
+    def __repr__(self) -> str:
+        """Return the shapes and the mean uncertainty instead of all numbers."""
+        kind = "mean" if self.class_axis is None else "probabilities"
+        parts = ", ".join(f"{name} {getattr(self, name).mean():.4g}" for name in ("total", "aleatoric", "epistemic"))
+        return f"Prediction({len(self.members)} members, {kind} {tuple(self.mean.shape)}, on average {parts})"
+
     def _require_probabilities(self, name: str, other: str) -> None:
         if self.class_axis is None:
             raise EnfoldError(f"{name} needs probabilities of classes, got a prediction without classes: use {other}")
@@ -144,7 +150,7 @@ class Task(ABC):
             EnfoldError: If targets have another shape or type than the task needs.
         """
 
-    def ignored(self, targets: Tensor) -> Tensor | None:
+    def ignore_mask(self, targets: Tensor) -> Tensor | None:
         """Return which rows are left out, (N,), from the targets of all rows; None if this cannot happen."""
         return None
 
@@ -152,7 +158,7 @@ class Task(ABC):
         """Return whether all targets of a batch are to be ignored."""
         if not isinstance(targets, Tensor):
             return False
-        ignored = self.ignored(self.row_targets(outputs, targets, check=False))
+        ignored = self.ignore_mask(self.row_targets(outputs, targets, check=False))
         return ignored is not None and bool(ignored.all())
 
     def row_weights(self, targets: Tensor) -> Tensor | None:
@@ -213,7 +219,7 @@ class Task(ABC):
         return self._leave_out(rows, own)
 
     def _leave_out(self, rows: Rows, own: bool) -> Rows:
-        ignored = self.ignored(rows.targets)
+        ignored = self.ignore_mask(rows.targets)
         if ignored is None or not bool(ignored.any()):
             return rows
         if bool(ignored.all()):

@@ -27,11 +27,12 @@ from enfold.engines.modes import refuse_inference_mode
 from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
+from enfold.executors import ExecutorLike
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import digest
 from enfold.io.identity import plain
 from enfold.io.stopping import Stop, stops_by_itself
-from enfold.loggers import Log, LoggerLike, as_log, logged
+from enfold.loggers import Log, LoggerLike, as_log, with_log
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
@@ -51,7 +52,7 @@ from enfold.train.weight_average import WeightAverage
 ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the repr of an object; it differs between processes
 
 
-@logged
+@with_log
 def fit(
     model: nn.Module,
     train: Examples,
@@ -68,6 +69,7 @@ def fit(
     trajectory: Trajectory | str | Path | None = None,
     unpack: Unpack | None = None,
     outputs: Callable[[Any], torch.Tensor] | None = None,
+    executor: ExecutorLike = None,
     **settings: Any,
 ) -> History:
     """Train a network or an ensemble in place.
@@ -96,6 +98,9 @@ def fit(
             the usual structures: tuples, dictionaries with `labels`, objects with `y`.
         outputs: Function that selects the output that is trained from what the network returns; None for a tensor, a
             tuple of one tensor, or the entry `logits`.
+        executor: Where blocks of independent members are trained: "serial", "local", "ray", "auto", an executor of
+            `concurrent.futures`, or `enfold.executors.Parallel` with its options; None to train all members together
+            in this process.
         **settings: Fields of `TrainConfig` that override those of `config`.
 
     Returns:
@@ -104,6 +109,7 @@ def fit(
     Raises:
         EnfoldError: If an argument is invalid; the model is unchanged then.
         NonFiniteLoss: If a loss becomes NaN or infinite.
+        FailedMembers: If members fail on an executor; the model is unchanged, and the error has the others.
     """
     refuse_inference_mode("training")
     require(train, "train", "fit")
@@ -113,6 +119,11 @@ def fit(
     if outputs is not None:
         set_model_output(model, outputs)
     file = Path(checkpoint) if checkpoint else None
+    if executor is not None:
+        from enfold.train.blocks import fit_blocks, refuse_arguments  # which train by this function
+
+        refuse_arguments(on_epoch=on_epoch, evaluated_model=evaluated_model, trajectory=trajectory)
+        return fit_blocks(model, data, config, objective, file, executor, title=title, quiet=quiet, log=as_log(logger))
     if isinstance(model, Ensemble):
         config = model.configure(config)
         if objective is None:
@@ -225,12 +236,12 @@ class Fit:
         total = None if steps is None else steps * self.config.epochs
         done = (steps or 0) * len(self.history.epochs) + len(self.place.sizes)
         if log:
-            log.log_settings(self._described(title))
+            log.log_settings(self._describe(title))
         shown, stopping = progress(title, total, done=done, quiet=quiet), nullcontext(Stop())
         with (
             stopping if self.checkpoint is None else stops_by_itself() as self.stop,
             shown as bar,
-            _compiled(self.model, self.config.compile),
+            _compile(self.model, self.config.compile),
         ):
             for record in self._epochs(bar, log):
                 if on_epoch is not None:
@@ -255,7 +266,7 @@ class Fit:
             if self.history.start is not None:
                 log.log_metrics(self.history.metrics(self.history.start), 0)
         for epoch in range(done, self.config.epochs):
-            if self.chooses and self.selection.finished(epoch):
+            if self.chooses and self.selection.is_finished(epoch):
                 return
             record = self._epoch(epoch, bar)
             log.log_metrics(self.history.metrics(record), epoch + 1)
@@ -278,14 +289,14 @@ class Fit:
             place = self._batches(epoch, bar, started)
         steps = len(place.sizes)
         bar.advance((self.order.steps(self.data.train) or steps) - steps)  # dropped batches
-        with self.average.applied():
+        with self.average.use_averages():
             record = self._record(epoch, _mean(place.losses, place.sizes), started - place.seconds, steps)
             self.history.epochs.append(record)
             if self.chooses:
                 self.selection.update(epoch + 1, record.validation_loss)
         if isinstance(self.model, Ensemble):
             self.model.on_epoch_end(epoch + 1, self.config)
-        with self.average.applied():
+        with self.average.use_averages():
             self._store(epoch + 1)
         if self.checkpoint is not None:
             self._save(self.checkpoint)
@@ -334,9 +345,10 @@ class Fit:
             raise
         if not bool(torch.isfinite(losses).all()):
             member = int((~torch.isfinite(losses)).nonzero()[0])
+            index = self.members[member] if len(losses) == len(self.members) else member
             saved = f"; '{self.checkpoint}' has the state after epoch {epoch}" if self.checkpoint and epoch else ""
             raise NonFiniteLoss(
-                f"the loss must be finite, got {float(losses[member])} for member {member} in epoch "
+                f"the loss must be finite, got {float(losses[member])} for member {index} in epoch "
                 f"{epoch + 1}, batch {number + 1}: lower lr, or set clip_norm{saved}"
             )
         self.optimizer.step(self._rate_factor(epoch, number), self.scaler)
@@ -357,7 +369,7 @@ class Fit:
             return self.config.rate_factor(epoch, 1)
         return self.config.rate_factor(epoch * steps + number, steps)
 
-    def _described(self, title: str) -> dict[str, Any]:
+    def _describe(self, title: str) -> dict[str, Any]:
         """Return the settings for loggers."""
         options: dict[str, Any] = {}
         with suppress(EnfoldError):  # a method of the user's own without its options as attributes
@@ -483,7 +495,7 @@ def _precision(config: TrainConfig) -> torch.autocast | nullcontext[None]:
 
 
 @contextmanager
-def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
+def _compile(model: nn.Module, wanted: bool) -> Iterator[None]:
     """Compile the network inside the block; members then run sequentially."""
     if not wanted:
         yield
