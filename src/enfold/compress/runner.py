@@ -79,7 +79,7 @@ class Work:
 
 @dataclass
 class Runner:
-    """What runs the trials of a search.
+    """Runs the trials of a search.
 
     Args:
         limit: The wall-clock limit.
@@ -136,11 +136,23 @@ class Runner:
             raise OutOfTime
 
     def run_route(self, route: Route, setting: Setting, epochs: int) -> Trial:
-        """Try one route."""
+        """Try one route.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+        """
         return self.run(route, setting, epochs, self.making(route, setting, epochs), route.kind)
 
     def making(self, route: Route, setting: Setting, epochs: int) -> Make:
-        """Return the training of a route."""
+        """Return the training of a route.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+        """
 
         def make(checkpoint: Path | None, log: Log) -> nn.Module:
             return route.run(setting, epochs, on_epoch=self.guard, logger=log, checkpoint=checkpoint, quiet=self.quiet)
@@ -148,7 +160,15 @@ class Runner:
         return make
 
     def run(self, route: Route, setting: Setting, epochs: int, make: Make, kind: str) -> Trial:
-        """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason."""
+        """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+            make: A function of a checkpoint file and a logger that returns the network.
+            kind: What the route is: a merge, a distillation, ....
+        """
         before, note, network, resumed = clock.monotonic(), "", None, self.resumed
         try:
             network = self.result(route, setting, epochs, make)
@@ -163,7 +183,7 @@ class Runner:
             self.work.finish(epochs * route.effort, seconds)
         trial = Trial(route.name, route.idea, {}, float("nan"), 1.0, epochs, seconds, note, kind)
         if network is not None:
-            trial = self._scored(trial, network)
+            trial = self._add_scores(trial, network)
         self.add(trial)
         criterion = setting.diagnosis.criterion
         shown = trial.scores.get(criterion, math.nan)
@@ -172,6 +192,12 @@ class Runner:
 
     def result(self, route: Route, setting: Setting, epochs: int, make: Make) -> nn.Module:
         """Return the model of a trial, from the folder if it is there.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+            make: A function of a checkpoint file and a logger that returns the network.
 
         Raises:
             EnfoldError: If it failed on an executor, where it is not repeated.
@@ -191,7 +217,7 @@ class Runner:
         self.store.save(network, path)
         return network
 
-    def _scored(self, trial: Trial, network: nn.Module) -> Trial:
+    def _add_scores(self, trial: Trial, network: nn.Module) -> Trial:
         scores = self.scores.of(network)
         cost, size = self.scores.cost(network), self.scores.size(network)
         fits = self.allows(cost, size)
