@@ -32,6 +32,8 @@ from enfold.evaluate import evaluate, member_logits, predict
 from enfold.registry import methods
 from enfold.symmetry import symmetries
 
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # a few steps of tiny networks: members are similar
+
 LOSSES_OF_CLASSES = {
     "ae_kd": "is a loss of logits of classes",
     "end2": "has Dirichlet distributions of classes as its target",

@@ -11,6 +11,8 @@ from torch.distributed import checkpoint as dcp
 from checkpoint_files import assert_loaded, draw, make, read
 from enfold import EnfoldError
 
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 
 def test_folders_of_accelerate(tmp_path):
     accelerate = pytest.importorskip("accelerate")
