@@ -1,8 +1,8 @@
 """Evidence: the numbers that runs have stored for a row of a table, one value for each seed.
 
-A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K". With
-several runs the name is "RUN/LABEL". A number from an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as
-fashion/alignment/rows/0.
+A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K"; with
+" + temperature" at the end, its outputs are divided by the temperature fitted on validation data. With several runs the
+name is "RUN/LABEL". A number from an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as fashion/alignment/rows/0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import apply_temperature, fit_temperature
 from enfold.run.seed_run import SeedRun
 
+SCALED = " + temperature"
 MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of an efficient ensemble
 CALIBRATED = {f"c{name}": name for name in ("nll", "ece", "brier")}  # at the temperature fitted on validation data
 CORRUPTED = {f"corrupted {name}": name for name in ("accuracy", "nll", "ece")}  # mean over kinds and severities
@@ -46,6 +47,7 @@ class RowName:
     first: int | None = None  # use only the first members
     of_mean_member: bool = False
     path: tuple[str, ...] = ()
+    scaled: bool = False  # by the temperature fitted on validation data
 
     @classmethod
     def parse(cls, label: str) -> RowName:
@@ -53,11 +55,12 @@ class RowName:
         run, *words = label.split("/") if "/" in label else ("", label)
         if len(words) > 1:
             return cls(run, words[0], path=tuple(words[1:]))
-        file, prefix = words[0], f"{MEAN_MEMBER} of "
+        file, prefix = words[0].removesuffix(SCALED), f"{MEAN_MEMBER} of "
         of_mean_member = file == MEAN_MEMBER or file.startswith(prefix)
         file = "ensemble" if file == MEAN_MEMBER else file.removeprefix(prefix)
         first = FIRST_MEMBERS.fullmatch(file)
-        return cls(run, "ensemble" if first else file, int(first[1]) if first else None, of_mean_member)
+        number, scaled = int(first[1]) if first else None, words[0].endswith(SCALED)
+        return cls(run, "ensemble" if first else file, number, of_mean_member, scaled=scaled)
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,13 @@ class Evidence:
         if name.run not in self._runs:
             return None
         seeds = tuple(seed_run.seed for seed_run in self._seed_runs(name))
+        if name.scaled and metric in CORRUPTED:
+            return None  # predictions for corrupted images are not stored
         if name.path or metric in CORRUPTED:
             found = [_look_up(tree, name.path) for tree in self._trees(name, metric)]
             numbers = [value for value in found if value is not None]
             return Row(numbers, seeds) if numbers and len(numbers) == len(found) else None
-        predictions = self._read(name, metric in CALIBRATED)
+        predictions = self._read(name, name.scaled or metric in CALIBRATED)
         if predictions is None:
             return None
         base = CALIBRATED.get(metric, metric)
