@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke results docs check bench zoo goldens readme examples install-check clean
+.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens readme examples install-check clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -35,14 +35,21 @@ results: $(READY) ## check that the pages agree with the stored results
 	$(BIN)/python -m studies.check
 	$(BIN)/python -m pytest -m records tests/studies
 
-docs: $(READY) ## write what is generated from the methods: docs/methods.md, and their names for type checkers
+generated: $(READY) ## write what is generated from the methods and committed: docs/methods.md, names for type checkers
 	$(BIN)/python tools/make_method_names.py
 	$(BIN)/python tools/make_methods_page.py
+
+docs: $(READY) ## build the documentation site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tools/check_site.py build/site
+
+docs-serve: $(READY) ## show the documentation site on this machine while you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 readme: $(READY) ## run the README's code
 	$(BIN)/python tools/run_readme.py README.md
 
-check: $(READY) ## format, lint, types, layers, spelling, generated files, stored results, tests, README
+check: $(READY) ## format, lint, types, layers, spelling, generated files, stored results, tests, README, site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -50,7 +57,7 @@ check: $(READY) ## format, lint, types, layers, spelling, generated files, store
 	$(BIN)/typos
 	$(BIN)/python tools/make_method_names.py --check
 	$(BIN)/python tools/make_methods_page.py --check
-	$(MAKE) --no-print-directory results test readme
+	$(MAKE) --no-print-directory results test readme docs
 
 install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions
 	$(PYTHON) tools/check_install.py

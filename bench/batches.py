@@ -1,7 +1,7 @@
 """Training and inference with dictionary batches, relative to tensors; writes results/bench-batches.json.
 
-The same network is trained by the same steps on the same batches of a loader: pairs (x, y), dictionaries with `labels`,
-and named columns in memory. A training step includes what `fit` does with a batch: splitting it into inputs and target,
+The same network is trained by the same steps on the same batches of a loader: pairs (x, y), and dictionaries with
+`labels`. A training step includes what `fit` does with a batch: splitting it into inputs and target,
 moving it to the device, the call of the members and the loss. With --quick nothing is written.
 """
 

@@ -130,8 +130,15 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         "name: " + "x" * 2_000_000,
         "members: 4611686018427387904",
         "members: yes",
+        "train: {epochs: yes}",
+        "train: {lr: true}",
+        "train: {lr: .inf}",
+        "train: {lr: [.nan, 1]}",
+        "train: {batch_size: 2.0}",
+        "steps: [{method: kd, train: {epochs: yes}}]",
+        "steps: [{method: kd, temperature: .inf}]",
     ],
-    ids=range(10),
+    ids=range(17),
 )
 def test_expensive_recipes_are_refused(text):
     with pytest.raises(EnfoldError):

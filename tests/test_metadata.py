@@ -17,7 +17,7 @@ from enfold.report.page import render_error_page
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OUTSIDE = ("all", "dev", "examples")  # imported by no module of the package
+OUTSIDE = ("all", "dev", "docs", "examples")  # imported by no module of the package
 EXTRAS = {name: each for name, each in PROJECT["optional-dependencies"].items() if name not in OUTSIDE}
 
 

@@ -52,7 +52,7 @@ def main(check: bool) -> int:
         if new == text:
             continue
         if check:
-            print(f"{file} is out of date: run make docs", file=sys.stderr)
+            print(f"{file} is out of date: run make generated", file=sys.stderr)
             code = 1
         else:
             file.write_text(new, encoding="utf-8")

@@ -44,7 +44,7 @@ def page() -> str:
     lines = [
         "# Methods",
         "",
-        "Generated from signatures and docstrings by `make docs`. `enfold methods` and "
+        "Generated from signatures and docstrings by `make generated`. `enfold methods` and "
         "`enfold methods NAME` show the same in a terminal; the file of each method begins with its equations and with "
         "the differences from the paper.",
     ]
@@ -67,7 +67,7 @@ def main(check: bool) -> int:
         PAGE.write_text(page(), encoding="utf-8")
         print(f"written: {PAGE}", file=sys.stderr)
     elif PAGE.read_text(encoding="utf-8") != page():
-        print(f"{PAGE} is out of date: run make docs", file=sys.stderr)
+        print(f"{PAGE} is out of date: run make generated", file=sys.stderr)
         return 1
     return 0
 

@@ -254,6 +254,11 @@ class Ensemble(Runner):
         return False
 
     @property
+    def has_independent_members(self) -> bool:
+        """Whether a member is trained without the others, so that blocks of members can be trained anywhere."""
+        return False
+
+    @property
     def training_cost(self) -> float:
         """The cost of a complete training, relative to training the model once."""
         return 1.0

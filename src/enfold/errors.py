@@ -6,9 +6,9 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import Any, ClassVar
 
 WITHIN = (
     "enfold.",
@@ -63,6 +63,20 @@ class NonFiniteLoss(EnfoldError):
     """A training loss is NaN or infinite."""
 
 
+class FailedMembers(EnfoldError):
+    """Some members of an ensemble could not be trained on an executor; the others are usable.
+
+    Args:
+        message: The message.
+        finished: Indices of the members that are trained.
+        ensemble: The ensemble of these members; None if there are none.
+    """
+
+    def __init__(self, message: str, finished: Sequence[int], ensemble: Any) -> None:
+        super().__init__(message)
+        self.finished, self.ensemble = list(finished), ensemble
+
+
 class SeparateModulesWarning(UserWarning):
     """Members run as separate modules, one after the other, because their networks do not run the same code."""
 
@@ -97,6 +111,10 @@ class InitialisationWarning(UserWarning):
 
 class UnchangedWarning(UserWarning):
     """Training returned the initial weights: no epoch had a lower validation NLL."""
+
+
+class EnvironmentWarning(UserWarning):
+    """A training is resumed with other threads, another processor or another PyTorch: its bits may differ."""
 
 
 def level_outside() -> int:

@@ -93,3 +93,31 @@ def test_svg_is_sanitised() -> None:
 def test_invalid_svg_is_refused(text: str) -> None:
     with pytest.raises(EnfoldError, match="must be an SVG figure"):
         inline_svg(text, "alt", "f-", "plane.svg")
+
+
+UNSAFE = [
+    'style="fill:u\\72l(http://e)"',
+    'fill="u/**/rl(http://e)"',
+    'fill="url/**/(http://e)"',
+    'fill="url(#a url(http://e)"',
+    'fill="url(#a) url(http://e)"',
+    'style="fill:url&#9;(http://e)"',
+    'style="background:image-set(&quot;http://e&quot; 1x)"',
+    'style="@import &quot;http://e&quot;"',
+    'xml:base="http://e/"',
+    'href=" javascript:e"',
+    'href="data:image/svg+xml;base64,e"',
+]
+
+
+@pytest.mark.parametrize("attribute", UNSAFE)
+def test_attributes_that_could_load_something_are_removed(attribute: str) -> None:
+    text = f'<svg xmlns="http://www.w3.org/2000/svg"><g id="a"/><rect {attribute} x="1"/></svg>'
+    found = inline_svg(text, "alt", "f-")
+    assert '<rect x="1" />' in found
+
+
+def test_deeply_nested_svg_is_refused() -> None:
+    text = f'<svg xmlns="http://www.w3.org/2000/svg">{"<g>" * 5000}{"</g>" * 5000}</svg>'
+    with pytest.raises(EnfoldError, match="nested elements"):
+        inline_svg(text, "alt", "f-", "plane.svg")

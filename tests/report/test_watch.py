@@ -83,6 +83,38 @@ def test_closing_a_server_does_not_wait_for_open_requests(own_run: Path) -> None
     assert time.monotonic() - started < 10, "each byte would put off the end by two seconds"
 
 
+def test_a_dripping_client_is_cut_off(address, monkeypatch) -> None:
+    monkeypatch.setattr("enfold.run.watch.PATIENCE", 0.3)
+    with socket.create_connection(address) as client:
+        client.sendall(b"GET /stamp HTTP/1.1\r\nX: ")
+        started = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            while not _is_closed(client) and time.monotonic() - started < 20:
+                client.sendall(b"a")  # each byte would give it two more seconds
+        assert time.monotonic() - started < 10
+    assert _get(address, "/stamp")[0] == 200
+
+
+def _is_closed(client: socket.socket) -> bool:
+    client.settimeout(0.05)
+    try:
+        return not client.recv(1 << 16)
+    except TimeoutError:
+        return False
+
+
+def test_connections_are_limited(address, monkeypatch) -> None:
+    monkeypatch.setattr("enfold.run.watch.MOST", 3)
+    clients = [socket.create_connection(address) for _ in range(3)]
+    time.sleep(0.3)
+    with pytest.raises((ConnectionError, http.client.BadStatusLine)):
+        _get(address, "/stamp")
+    for client in clients:
+        client.close()
+    time.sleep(0.3)
+    assert _get(address, "/stamp")[0] == 200
+
+
 def test_only_localhost_is_served(address: tuple[str, int]) -> None:
     assert _get(address, "/stamp", "evil.example:80")[0] == 403
     for own in (f"localhost:{address[1]}", "localhost", "127.0.0.1"):  # without a port: it is 80

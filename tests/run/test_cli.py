@@ -367,7 +367,7 @@ def test_ctrl_c_prints_how_to_continue(enfold, recipe_file, tmp_path, monkeypatc
         patched.setattr("enfold.run.seed_run.fit", stopped)
         done = enfold("run", recipe_file, out)
     assert done.code == 130
-    assert done.err.splitlines()[-1].startswith("enfold: stopped; finished models and the last complete epoch")
+    assert done.err.splitlines()[-1].startswith("enfold: stopped; finished models and the last state")
     assert f"continue with  enfold run {recipe_file} {out} --resume" in done.err
     assert enfold("run", recipe_file, out, "--resume").code == 0
 

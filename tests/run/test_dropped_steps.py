@@ -2,13 +2,17 @@
 
 import json
 import shlex
+import shutil
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
 import yaml
 from safetensors.torch import load_file
 
-from enfold.run import RunDirectory
+from enfold.run import RunDirectory, drop_step, execute
+from enfold.run.collect import collect
 from enfold.run.execute import unfinished
 
 SHORT = ("kd", "--set", "init=random", "--set", "train.epochs=1")
@@ -107,6 +111,45 @@ def test_dropping_can_be_stopped_and_done_again(enfold, finished, monkeypatch):
     assert enfold("report", finished).code == 0
     assert enfold("drop", finished, "distill-fresh").code == 0
     assert (left(finished), rows(finished)[-1]) == ([], "average")
+
+
+def test_dropping_can_be_killed_before_any_change_of_a_file(finished, tmp_path, monkeypatch):
+    """The run can be read then, and dropping again leaves what an uninterrupted command does."""
+    changes = {name: getattr(Path, name) for name in ("replace", "unlink")}
+    left_until, done = [0], []
+
+    def killed_at(name):
+        def change(path, *given, **named):
+            if name == "replace" or (path.is_file() and path.suffix != ".part" and path.name != ".lock"):
+                left_until[0] -= 1
+                if left_until[0] == 0:
+                    raise KeyboardInterrupt
+            return changes[name](path, *given, **named)
+
+        return change
+
+    def drop(run: Path) -> None:
+        drop_step(RunDirectory.open(run), "distill-fresh")
+
+    expected = shutil.copytree(finished, tmp_path / "expected")
+    drop(expected)
+    for name in changes:
+        monkeypatch.setattr(Path, name, killed_at(name))
+    for number in count(1):
+        run = shutil.copytree(finished, tmp_path / f"killed-{number}")
+        left_until[0] = number
+        with suppress(KeyboardInterrupt):
+            drop(run)
+            done.append(number)
+        if done:
+            break
+        left_until[0] = 0
+        assert collect(run).summary["rows"]
+        if "distill-fresh" in (run / "recipe.yaml").read_text():
+            drop(run)
+        execute(RunDirectory.open(run), RunDirectory.open(run).recipe(), only=())
+        assert whole(run) == whole(expected), number
+    assert number > 10
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import enfold.train.loop as loop
 
@@ -226,26 +228,88 @@ def test_a_label_too_long_for_a_file_is_refused_before_anything_is_written(enfol
     assert enfold("merge", finished, "average", "--label", "x" * 100).code == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
-def test_signals_stop_a_run_as_ctrl_c_does(enfold, recipe_file, tmp_path, monkeypatch, number, code):
-    save, left = loop.save_checkpoint, [2]
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 
-    def signalled(*given):
-        save(*given)
+
+def at_step(monkeypatch, number, action):
+    """Do something in the training step of that number."""
+    step, left = loop.Fit._step, [number]
+
+    def acted(*given):
         left[0] -= 1
         if not left[0]:
-            os.kill(os.getpid(), number)
-            time.sleep(1)
+            action()
+        return step(*given)
 
-    before = signal.getsignal(number)
+    monkeypatch.setattr(loop.Fit, "_step", acted)
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_signals_stop_a_run_after_its_batch(enfold, recipe_file, finished, tmp_path, monkeypatch, number, code):
+    """In the first epoch; the page of the run can be drawn then, and the run ends as one that was not stopped."""
+    out, before = tmp_path / "stopped", signal.getsignal(number)
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "save_checkpoint", signalled)
-        done = enfold("run", recipe_file, tmp_path / "out")
+        at_step(patched, 3, lambda: os.kill(os.getpid(), number))
+        done = enfold("run", recipe_file, out)
     assert done.code == code
-    assert f"continue with  enfold run {recipe_file} {tmp_path / 'out'} --resume" in done.err
+    assert f"continue with  enfold run {recipe_file} {out} --resume" in done.err
+    assert load_file(out / "members" / "members.checkpoint.safetensors")["place/sizes"].shape == (3,)
     assert not parts(tmp_path)
     assert signal.getsignal(number) == before
-    assert enfold("run", recipe_file, tmp_path / "out", "--resume").code == 0
+    assert enfold("report", out).code == 0
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+    rows = [json.loads((run / "results.json").read_text())["rows"] for run in (finished, out)]
+    assert rows[0] == rows[1]
+
+
+def test_a_second_signal_stops_at_once(enfold, recipe_file, tmp_path, monkeypatch):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the step goes on")
+
+    with monkeypatch.context() as patched:
+        at_step(patched, 3, twice)
+        done = enfold("run", recipe_file, tmp_path / "out")
+    assert done.code == 130
+    assert not list((tmp_path / "out").rglob("*.checkpoint.safetensors"))
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_signals_between_trainings_stop_at_once(enfold, recipe_file, tmp_path, monkeypatch, number, code):
+    def signalled(*given, **named):
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["enfold.run.execute"], "evaluate_seed", signalled)
+        done = enfold("run", recipe_file, tmp_path / "out")
+    assert done.code == code
+    assert "--resume" in done.err
+
+
+def test_resuming_names_another_environment(enfold, recipe_file, finished):
+    manifest = json.loads((finished / "run.json").read_text())
+    assert manifest["environment"]["threads"]
+    manifest["environment"]["threads"] = "77"
+    (finished / "run.json").write_text(json.dumps(manifest))
+    done = enfold("run", recipe_file, finished, "--resume")
+    assert (done.code, "threads (77, now " in done.err, "OMP_NUM_THREADS=77" in done.err) == (0, True, True)
+    assert '"resumed"' in (finished / "log.jsonl").read_text()
+
+
+def test_a_clock_that_runs_backwards_changes_no_result(enfold, recipe_file, finished, tmp_path, monkeypatch):
+    """Neither of the system, nor the one that measures times."""
+    ticks = count()
+    for name in ("time", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: 1e9 - 10.0 * next(ticks))
+    out = tmp_path / "backwards"
+    done = enfold("run", recipe_file, out)
+    assert done.code == 0, done.err
+    assert enfold("run", recipe_file, out, "--resume").code == 0
+    assert enfold("report", out).code == 0
+    rows = [json.loads((run / "results.json").read_text())["rows"] for run in (finished, out)]
+    assert rows[0] == rows[1]
 
 
 def test_ignored_signals_remain_ignored(enfold):

@@ -180,3 +180,7 @@ def test_a_constant_network_has_no_epistemic_uncertainty():
     found = Classification().predict(torch.zeros(4, 5, 3))
     torch.testing.assert_close(found.total, torch.full((5,), math.log(3)))
     assert not found.epistemic.any()
+    shown = repr(found)
+    assert f"probabilities {tuple(found.mean.shape)}" in shown
+    assert f"total {found.total.mean():.4g}" in shown
+    assert len(shown) < 160

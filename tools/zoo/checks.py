@@ -464,7 +464,7 @@ def _ensemble(name: str, make: Callable[..., Ensemble], plan: TrainConfig) -> Ch
             model = make(network, **own)
             enfold.fit(model, case.data(), config=plan, quiet=True)
         case.require_classes()
-        several = MEMBERS if name not in ("SWA", "HyperDeepEnsemble") else int(model.num_members)
+        several = int(model.num_members) if name in VARIABLE else MEMBERS
         _finite(case, model, inputs, several)
         _members_alone(case, model, inputs, "after training")
         return None
@@ -472,6 +472,7 @@ def _ensemble(name: str, make: Callable[..., Ensemble], plan: TrainConfig) -> Ch
     return check
 
 
+VARIABLE = ("SWA", "HyperDeepEnsemble", "Boosting")  # methods whose number of members is a result of the training
 TRAINED_FIRST = ("FGE", "SnapshotEnsemble", "SWA", "SWAG", "SubspaceSampling", "HyperDeepEnsemble", "MultiSWA")
 
 

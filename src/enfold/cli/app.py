@@ -18,6 +18,7 @@ from enfold.cli import export_command, run_commands, view_commands
 from enfold.cli.help import command_with_methods
 from enfold.cli.options import say
 from enfold.errors import EnfoldError, UserCodeError, WriteError
+from enfold.io.stopping import request_stop
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,7 +34,9 @@ app = typer.Typer(
 
 RESUMABLE = ("demo", "run", "train", "distill", "merge", "compress", "evaluate", "analyse")
 STOPPED = 128  # plus the number of the signal: the exit code of what was stopped by it
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+USUAL = (signal.SIG_DFL, signal.default_int_handler)
+STOPPING = b"enfold: stopping after this batch; once more stops at once\n"
 MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # in torch's words
 
 
@@ -85,7 +88,10 @@ def main() -> None:
         except EnfoldError as error:
             _leave(" ".join(str(error).split()), 1 if isinstance(error, WriteError | UserCodeError) else 2)
         except (KeyboardInterrupt, SystemExit) as stopped:
-            if isinstance(stopped, SystemExit) and stopped.code != STOPPED + signal.SIGINT and not received:
+            done = not received or (
+                received[-1] == signal.SIGINT and isinstance(stopped, SystemExit) and not stopped.code
+            )
+            if isinstance(stopped, SystemExit) and stopped.code != STOPPED + signal.SIGINT and done:  # as `watch` ends
                 raise
             by = received[-1] if received else signal.SIGINT
             _leave(_stopped(sys.argv[1:]), STOPPED + by)  # typer prints nothing
@@ -97,21 +103,25 @@ def main() -> None:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[list[int]]:
-    """Let SIGTERM and SIGHUP stop the process as Ctrl-C does; yield the received signals."""
+    """Let signals stop the process, a training after its current batch; yield the received signals."""
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        if not request_stop():
+            raise KeyboardInterrupt
+        with suppress(OSError):
+            os.write(2, STOPPING)  # print is not allowed while a print is interrupted
 
-    open_to = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]  # nohup has one ignored
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    open_to = [number for number, handler in before.items() if handler in USUAL]  # nohup has one ignored
     for number in open_to:
         signal.signal(number, stop)
     try:
         yield received
     finally:
         for number in open_to:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, before[number])
 
 
 def _leave(message: str, code: int) -> NoReturn:
@@ -149,5 +159,5 @@ def _stopped(words: list[str]) -> str:
     if makes and not (_out(words) / "run.json").is_file():
         return f"stopped before anything was written: start again with  {shlex.join(['enfold', *words])}"
     resume = ["--resume"] if makes and "--resume" not in words else []
-    kept = "finished models and the last complete epoch of the model in training are stored"
+    kept = "finished models and the last state of the model in training are stored"
     return f"stopped; {kept}: continue with  {shlex.join(['enfold', *words, *resume])}"

@@ -52,6 +52,8 @@ PACKAGES = (  # package, extra, purpose
     ("lightning", "lightning", "modules for the Trainer of Lightning"),
     ("torchmetrics", "torchmetrics", "metrics in collections of torchmetrics"),
     ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
+    ("ray", "ray", "tasks on a cluster"),
+    ("fsspec", "ray", "stores at addresses such as s3://"),
 )
 
 

@@ -429,6 +429,10 @@ def _run(
         return
     with place.writing():
         opened = RunDirectory.create(out, recipe, resume=resume, beside=beside, trust_code=trust_code)
+        changed = opened.changed_environment() if resume else ""
+        if changed:
+            say(f"enfold: the run was started with other {changed}", stderr=True)
+            opened.log("resumed", changed=changed)
         _execute(opened, recipe, device, as_json, train_only)
 
 

@@ -47,6 +47,11 @@ class Bagging(DeepEnsemble):
             refuse_ties(network)
         super().__init__(network, num_members, seed=seed, engine=engine)
 
+    @property
+    def has_independent_members(self) -> bool:
+        """A member depends on its own sample only."""
+        return True
+
     def configure(self, config: TrainConfig) -> TrainConfig:
         """Train every member on its own bootstrap sample, (1)."""
         return config.replace(bootstrap=True, order="own")

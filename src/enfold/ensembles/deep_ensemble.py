@@ -130,6 +130,11 @@ class DeepEnsemble(Ensemble):
         """Every member owns all of its parameters."""
         return True
 
+    @property
+    def has_independent_members(self) -> bool:
+        """Members of this class are trained alone; derived classes say so themselves."""
+        return type(self) is DeepEnsemble
+
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
         """Return groups of parameters with a member axis."""
         owned = [(parameter, parameter.ndim - 1) for parameter in self.parameters()]

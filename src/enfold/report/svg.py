@@ -18,10 +18,11 @@ ELEMENTS = (
     *("image", "clipPath", "linearGradient", "radialGradient", "stop", "marker", "pattern", "title", "desc", "mask"),
 )
 LINK = re.compile(r"#|data:image/(png|jpeg);base64,")
-REFERENCE = re.compile(r"url\(\s*['\"]?#([^)'\"]+)['\"]?\s*\)")
+REFERENCE = re.compile(r"url\(\s*['\"]?#([^()'\"]+)['\"]?\s*\)")
 # Values that could load something, hide an escape or leave the figure; functions of colour and position are allowed.
 UNSAFE = re.compile(
-    r"\\|@import|\bposition\s*:|\b(?!rgba?\(|hsla?\(|var\(|matrix\(|translate\(|scale\(|rotate\(|skew[xy]\()[a-z-]+\(",
+    r"\\|/\*|@import|\bposition\s*:|"
+    r"\b(?!(?:rgba?|hsla?|var|matrix|translate|scale|rotate|skew[xy])\s*\()[a-z-]+\s*\(",
     re.IGNORECASE,
 )
 # Text and background follow the theme; other colours stay, except a blue that is too dark for the dark theme.
@@ -36,6 +37,8 @@ THEME = {
     "#0072b2": "var(--blue)",
 }
 COLOUR = re.compile("|".join(THEME), re.IGNORECASE)
+
+DEEPEST = 100  # nested elements; figures have about ten
 
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", XLINK)
@@ -68,6 +71,8 @@ def inline_svg(text: str, alt: str, prefix: str, where: str = "a figure") -> str
         raise EnfoldError(f"'{where}' must be an SVG figure, but it cannot be read ({error}): draw it again") from error
     if root.tag != f"{{{SVG}}}svg":
         raise EnfoldError(f"'{where}' must be an SVG figure, got <{root.tag}>: draw it again")
+    if _depth(root) > DEEPEST:
+        raise EnfoldError(f"'{where}' must have at most {DEEPEST} nested elements, got more: draw it again")
     _sanitize(root)
     _make_ids_unique(root, prefix)
     wide = _points(root.attrib.pop("width", ""))
@@ -83,6 +88,14 @@ def _points(width: str) -> float | None:
     return float(found[1]) * (0.75 if found[2] == "px" else 1.0) if found else None
 
 
+def _depth(root: ElementTree.Element) -> int:
+    """Return how deep elements are nested; at most one more than is allowed."""
+    level, depth = [root], 0
+    while level and depth <= DEEPEST:
+        level, depth = [child for element in level for child in element], depth + 1
+    return depth
+
+
 def _sanitize(element: ElementTree.Element) -> None:
     for child in list(element):
         name = child.tag.removeprefix(f"{{{SVG}}}") if isinstance(child.tag, str) else ""
@@ -93,7 +106,7 @@ def _sanitize(element: ElementTree.Element) -> None:
     for name, value in list(element.attrib.items()):
         plain = name.rpartition("}")[2].lower()
         linked = plain == "href" and not LINK.match(value)
-        if plain.startswith("on") or linked or UNSAFE.search(REFERENCE.sub("", value)):
+        if plain.startswith("on") or plain == "base" or linked or UNSAFE.search(REFERENCE.sub("", value)):
             del element.attrib[name]
         elif plain in ("style", "fill", "stroke"):
             element.set(name, COLOUR.sub(lambda found: THEME[found[0].lower()], value))

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from enfold.errors import EnfoldError
+from enfold.io.environment import changed_environment, environment
 from enfold.io.files import append_line, atomic_path, remove_stale_parts, write_json, write_text
 from enfold.io.identity import Identity
 from enfold.io.usercode import looking_in, trust_error
@@ -73,7 +74,8 @@ class RunDirectory:
             if any(not _is_leftover(file) for file in self.path.iterdir()):
                 raise EnfoldError(f"a run needs an empty or new folder, got '{self.path}': choose another")
             made_in = [relative(place, self.path) for place in self.places[:-1]]
-            manifest = {"format": FORMAT, "name": recipe.name, "versions": versions(), "made_in": made_in}
+            about = {"versions": versions(), "environment": environment(), "made_in": made_in}
+            manifest = {"format": FORMAT, "name": recipe.name, **about}
             write_json(self.manifest_file, manifest)
         elif not resume:
             raise EnfoldError(
@@ -115,6 +117,10 @@ class RunDirectory:
                 f"this enfold reads run directories of format {FORMAT}, but '{self.path}' was written by enfold "
                 f"{version} in format {written}: read it with that version, or run its recipe again in another folder"
             )
+
+    def changed_environment(self) -> str:
+        """Return what the bits of the run depend on and differs from when it was created; empty if nothing does."""
+        return changed_environment(self._manifest().get("environment"), environment())
 
     def prepare(self) -> None:
         """Prepare a run for writing: remove files of killed processes, refuse symbolic links to folders."""

@@ -416,6 +416,7 @@ class _Checks:
             for key, value in settings.items():
                 if isinstance(value, str) and not isinstance(getattr(config, key), str):
                     raise EnfoldError(f"'{key}' of train must be a number, got the text {value!r}: remove the quotes")
+            config = TrainConfig(**{key: as_tuple(value) for key, value in settings.items()})  # yes is no number
             for field in ("lr", "weight_decay", "label_smoothing") if num_members else ():
                 config.per_member(field, num_members or 1)
         except ValidationError as error:

@@ -24,7 +24,7 @@ from enfold.data.tree import describe
 from enfold.distill.control import train_control
 from enfold.ensembles.common.search import FewerCandidatesWarning
 from enfold.ensembles.deep_ensemble import DeepEnsemble
-from enfold.errors import EnfoldError, UnchangedWarning
+from enfold.errors import EnfoldError, EnvironmentWarning, UnchangedWarning
 from enfold.evaluate import member_logits
 from enfold.io.checkpoints import matching_files
 from enfold.io.files import sha256
@@ -268,7 +268,7 @@ class SeedRun:
         self.run.write_started(kind, label, code)
         self.run.log("started", stage=f"{kind}/{label}", seed=self.seed)
         with warnings.catch_warnings(), reporting(f"'{label}'"):
-            for category in STORED_WARNINGS:
+            for category in (*STORED_WARNINGS, EnvironmentWarning):  # of the environment the command line says it
                 warnings.simplefilter("ignore", category)
             model = make(checkpoint)
         self.run.require_folder()

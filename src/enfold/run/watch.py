@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +18,8 @@ from enfold.run.collect import collect
 from enfold.run.directory import RunDirectory
 
 HOST = "127.0.0.1"
+MOST = 64  # connections at a time
+PATIENCE = 10.0  # seconds for a complete request
 FILES = ("*.json", "*.jsonl", "*.yaml", "*.safetensors", "*.svg")
 HEADERS = {
     "Cache-Control": "no-store",
@@ -79,14 +82,36 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False  # torch must not compute in a thread when Python exits
 
     def __init__(self, *given: Any) -> None:
-        self.asking: set[socket.socket] = set()
+        self.asking: dict[socket.socket, float] = {}  # connections, and when they were opened
         super().__init__(*given)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Accept a limited number of connections at a time."""
+        return len(self.asking) < MOST
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread."""
+        self.asking[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self.asking.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Stop reading from clients that take too long to send a request, such as one byte at a time."""
+        self._stop_reading(before=time.monotonic() - PATIENCE)
+
+    def _stop_reading(self, before: float) -> None:
+        for connection, since in list(self.asking.items()):
+            if since <= before:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)
 
     def server_close(self) -> None:
         """End all connections, then wait for their threads."""
-        for connection in list(self.asking):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)
+        self._stop_reading(before=time.monotonic())
         super().server_close()
 
 
@@ -103,15 +128,6 @@ def serve(path: Path, port: int = 0, started: Callable[[str], None] = print) -> 
 def _handler(live: Live) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 2.0  # of connections that a browser opens and does not use
-        server: _Server
-
-        def setup(self) -> None:
-            super().setup()
-            self.server.asking.add(self.connection)
-
-        def finish(self) -> None:
-            self.server.asking.discard(self.connection)
-            super().finish()
 
         def do_GET(self) -> None:
             pages: dict[str, tuple[str, Callable[[], str]]] = {

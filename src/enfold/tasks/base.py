@@ -91,6 +91,12 @@ class Prediction:
         assert self.class_axis is not None  # noqa: S101 - required above
         return self.mean.argmax(self.class_axis)
 
+    def __repr__(self) -> str:
+        """Return the shapes and the mean uncertainty instead of all numbers."""
+        kind = "mean" if self.class_axis is None else "probabilities"
+        parts = ", ".join(f"{name} {getattr(self, name).mean():.4g}" for name in ("total", "aleatoric", "epistemic"))
+        return f"Prediction({len(self.members)} members, {kind} {tuple(self.mean.shape)}, on average {parts})"
+
     def _require_probabilities(self, name: str, other: str) -> None:
         if self.class_axis is None:
             raise EnfoldError(f"{name} needs probabilities of classes, got a prediction without classes: use {other}")

@@ -1,12 +1,15 @@
 """Training checkpoints: weights, selected weights, optimizer state and history in one safetensors file.
 
-Every random draw is derived from the seed and the epoch, so no generator state is needed to resume to the same bits.
+Every random draw is derived from the seed and the epoch, so no generator state is needed to resume to the same bits
+after an epoch. A training that is stopped within one stores its place, with the state of the generator that a loader of
+the user may draw from.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,50 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, EnvironmentWarning, level_outside
+from enfold.io.environment import changed_environment, environment
 from enfold.io.files import atomic_path
 from enfold.io.identity import Identity, differences
 from enfold.train.history import History
 from enfold.train.optimize import Optimizer
 from enfold.train.selection import Selection
 from enfold.train.weight_average import WeightAverage
+
+
+@dataclass
+class Place:
+    """How far an epoch is.
+
+    Args:
+        losses: The losses of its batches so far, (M,) each.
+        sizes: Their numbers of examples.
+        seconds: How long they took.
+        generator: The state of PyTorch's generator after them; None at the start.
+    """
+
+    losses: list[Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    generator: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint stores."""
+        if self.generator is None:
+            return {}
+        return {
+            "losses": torch.stack(self.losses).cpu(),
+            "sizes": torch.tensor(self.sizes),
+            "seconds": torch.tensor(self.seconds, dtype=torch.float64),
+            "generator": self.generator,
+        }
+
+    @classmethod
+    def from_tensors(cls, stored: dict[str, Tensor]) -> Place:
+        """Invert `tensors`."""
+        if not stored:
+            return cls()
+        losses, sizes = list(stored["losses"]), [int(size) for size in stored["sizes"]]
+        return cls(losses, sizes, float(stored["seconds"]), stored["generator"])
 
 
 def save_checkpoint(
@@ -33,19 +73,22 @@ def save_checkpoint(
     history: History,
     identity: Identity,
     average: WeightAverage | None = None,
+    place: Place | None = None,
 ) -> None:
-    """Write the state after the last epoch in `history`, atomically."""
+    """Write the state after the last epoch in `history`, or at a place in the next, atomically."""
     tensors: dict[str, Tensor] = {}
     for prefix, state in (
         ("model", model.state_dict()),
         ("chosen", selection.state),
         ("optimizer", optimizer.state()),
         ("average", {} if average is None else average.state),
+        ("place", {} if place is None else place.tensors()),
     ):
         for name, tensor in state.items():  # cloned, because safetensors refuses tied tensors
             tensors[f"{prefix}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)
     progress = {
         "identity": dict(identity),
+        "environment": training_environment(model),
         "history": history.as_dict(),
         "selection": selection.record(),
         "scaler": scaler.state_dict(),
@@ -56,9 +99,15 @@ def save_checkpoint(
         save_file(tensors, temporary, {"progress": json.dumps(progress)})
 
 
+def training_environment(model: nn.Module) -> dict[str, str]:
+    """Return what the bits of a training depend on, with the engine of an ensemble."""
+    engine = getattr(model, "engine", None)
+    return {**environment(), **({"engine": engine} if isinstance(engine, str) else {})}
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a training after its last complete epoch.
+    """The stored state of a training.
 
     Args:
         progress: History, selection and scaler.
@@ -67,6 +116,18 @@ class Checkpoint:
 
     progress: dict[str, Any]
     tensors: dict[str, Tensor]
+
+    @property
+    def place(self) -> Place:
+        """How far the epoch after the last complete one is."""
+        found = {key.partition("/")[2]: each for key, each in self.tensors.items() if key.startswith("place/")}
+        return Place.from_tensors(found)
+
+    def warn_of_environment(self, path: Path, model: nn.Module) -> None:
+        """Warn if the training continues with other threads, another processor, PyTorch or engine."""
+        changed = changed_environment(self.progress.get("environment"), training_environment(model))
+        if changed:
+            warnings.warn(f"'{path}' was written with other {changed}", EnvironmentWarning, stacklevel=level_outside())
 
     def restore(
         self,
@@ -77,7 +138,9 @@ class Checkpoint:
         average: WeightAverage | None = None,
     ) -> History:
         """Put the state into model, optimizer, selection, scaler and average, and return the history."""
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "chosen": {}, "optimizer": {}, "average": {}}
+        groups: dict[str, dict[str, Tensor]] = {
+            name: {} for name in ("model", "chosen", "optimizer", "average", "place")
+        }
         for key, tensor in self.tensors.items():
             prefix, name = key.split("/", 1)
             groups[prefix][name] = tensor

@@ -27,9 +27,11 @@ from enfold.engines.modes import refuse_inference_mode
 from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
+from enfold.executors import ExecutorLike
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import digest
 from enfold.io.identity import plain
+from enfold.io.stopping import Stop, stops_by_itself
 from enfold.loggers import Log, LoggerLike, as_log, logged
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
@@ -37,7 +39,7 @@ from enfold.seeds import derive
 from enfold.tasks import Task, as_task, known_task, training_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
-from enfold.train.checkpoint import read_checkpoint, save_checkpoint
+from enfold.train.checkpoint import Place, read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig, as_config
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
@@ -67,6 +69,7 @@ def fit(
     trajectory: Trajectory | str | Path | None = None,
     unpack: Unpack | None = None,
     outputs: Callable[[Any], torch.Tensor] | None = None,
+    executor: ExecutorLike = None,
     **settings: Any,
 ) -> History:
     """Train a network or an ensemble in place.
@@ -95,6 +98,9 @@ def fit(
             the usual structures: tuples, dictionaries with `labels`, objects with `y`.
         outputs: Function that selects the output that is trained from what the network returns; None for a tensor, a
             tuple of one tensor, or the entry `logits`.
+        executor: Where blocks of independent members are trained: "serial", "local", "ray", "auto", an executor of
+            `concurrent.futures`, or `enfold.executors.Parallel` with its options; None to train all members together
+            in this process.
         **settings: Fields of `TrainConfig` that override those of `config`.
 
     Returns:
@@ -103,6 +109,7 @@ def fit(
     Raises:
         EnfoldError: If an argument is invalid; the model is unchanged then.
         NonFiniteLoss: If a loss becomes NaN or infinite.
+        FailedMembers: If members fail on an executor; the model is unchanged, and the error has the others.
     """
     refuse_inference_mode("training")
     require(train, "train", "fit")
@@ -112,6 +119,11 @@ def fit(
     if outputs is not None:
         set_model_output(model, outputs)
     file = Path(checkpoint) if checkpoint else None
+    if executor is not None:
+        from enfold.train.blocks import fit_blocks, refuse_arguments  # which train by this function
+
+        refuse_arguments(on_epoch=on_epoch, evaluated_model=evaluated_model, trajectory=trajectory)
+        return fit_blocks(model, data, config, objective, file, executor, title=title, quiet=quiet, log=as_log(logger))
     if isinstance(model, Ensemble):
         config = model.configure(config)
         if objective is None:
@@ -167,7 +179,7 @@ class Fit:
         self.optimizer = Optimizer(model, config)
         self.selection = Selection(model, config.patience)
         self.average = WeightAverage(self.model, config.ema)
-        self.history = History()
+        self.history, self.place, self.stop = History(), Place(), Stop()
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
         self.has_validation_targets = has_targets(data.val)
         self.chooses = config.select == "best" and has_examples(data.val)
@@ -218,14 +230,21 @@ class Fit:
         if isinstance(self.model, Ensemble):
             self.model.on_fit_start(self.data, self.config)
         if stored is not None:
+            assert self.checkpoint is not None  # noqa: S101 - it was read
+            stored.warn_of_environment(self.checkpoint, self.model)
             self.history = stored.restore(self.model, self.optimizer, self.selection, self.scaler, self.average)
+            self.place = stored.place
         steps = self.order.steps(self.data.train)
         total = None if steps is None else steps * self.config.epochs
-        done = len(self.history.epochs)
+        done = (steps or 0) * len(self.history.epochs) + len(self.place.sizes)
         if log:
             log.log_settings(self._described(title))
-        shown = progress(title, total, done=(steps or 0) * done, quiet=quiet)
-        with shown as bar, _compiled(self.model, self.config.compile):
+        shown, stopping = progress(title, total, done=done, quiet=quiet), nullcontext(Stop())
+        with (
+            stopping if self.checkpoint is None else stops_by_itself() as self.stop,
+            shown as bar,
+            _compiled(self.model, self.config.compile),
+        ):
             for record in self._epochs(bar, log):
                 if on_epoch is not None:
                     on_epoch(dataclasses.replace(record, training=title))
@@ -244,7 +263,7 @@ class Fit:
     def _epochs(self, bar: ProgressBar, log: Log) -> Iterator[Epoch]:
         """Train for the remaining epochs, and log and yield the record of each."""
         done = len(self.history.epochs)
-        if not done:
+        if not done and self.place.generator is None:
             self._begin()
             if self.history.start is not None:
                 log.log_metrics(self.history.metrics(self.history.start), 0)
@@ -265,19 +284,15 @@ class Fit:
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
-        losses: list[torch.Tensor] = []
-        sizes: list[int] = []
         self.model.train()
         self.optimizer.clear()  # gradients of a previous or failed training
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "loader", epoch))  # for loaders that shuffle
-            for number, batch in enumerate(self.order.batches(self.data, epoch)):
-                losses.append(self._step(batch.to(self.config.device), epoch, number))
-                sizes.append(len(batch))
-                bar.advance(1)
-        bar.advance((self.order.steps(self.data.train) or len(sizes)) - len(sizes))  # dropped batches
+            place = self._batches(epoch, bar, started)
+        steps = len(place.sizes)
+        bar.advance((self.order.steps(self.data.train) or steps) - steps)  # dropped batches
         with self.average.applied():
-            record = self._record(epoch, _mean(losses, sizes), started, len(sizes))
+            record = self._record(epoch, _mean(place.losses, place.sizes), started - place.seconds, steps)
             self.history.epochs.append(record)
             if self.chooses:
                 self.selection.update(epoch + 1, record.validation_loss)
@@ -286,18 +301,33 @@ class Fit:
         with self.average.applied():
             self._store(epoch + 1)
         if self.checkpoint is not None:
-            save_checkpoint(
-                self.checkpoint,
-                self.model,
-                self.optimizer,
-                self.selection,
-                self.scaler,
-                self.history,
-                self.identity,
-                self.average,
-            )
+            self._save(self.checkpoint)
         bar.say(_summary(record, self.config.epochs, self.history))
+        if self.stop.is_requested:
+            raise KeyboardInterrupt
         return record
+
+    def _batches(self, epoch: int, bar: ProgressBar, started: float) -> Place:
+        """Train on the batches of an epoch that are not done, and return their losses; stop between two if asked to."""
+        place, self.place = self.place, Place()
+        done, before = len(place.sizes), place.seconds
+        for number, batch in enumerate(self.order.batches(self.data, epoch)):
+            if number < done:
+                if number == done - 1 and place.generator is not None:
+                    torch.set_rng_state(place.generator)
+                continue
+            place.losses.append(self._step(batch.to(self.config.device), epoch, number))
+            place.sizes.append(len(batch))
+            bar.advance(1)
+            if self.stop.is_requested and self.checkpoint is not None:
+                place.generator, place.seconds = torch.get_rng_state(), before + time.perf_counter() - started
+                self._save(self.checkpoint, place)
+                raise KeyboardInterrupt
+        return place
+
+    def _save(self, file: Path, place: Place | None = None) -> None:
+        parts = (self.model, self.optimizer, self.selection, self.scaler, self.history)
+        save_checkpoint(file, *parts, self.identity, self.average, place)
 
     def _store(self, epoch: int) -> None:
         if self.trajectory is not None and self.trajectory.includes(epoch, self.config.epochs):
@@ -317,9 +347,10 @@ class Fit:
             raise
         if not bool(torch.isfinite(losses).all()):
             member = int((~torch.isfinite(losses)).nonzero()[0])
+            index = self.members[member] if len(losses) == len(self.members) else member
             saved = f"; '{self.checkpoint}' has the state after epoch {epoch}" if self.checkpoint and epoch else ""
             raise NonFiniteLoss(
-                f"the loss must be finite, got {float(losses[member])} for member {member} in epoch "
+                f"the loss must be finite, got {float(losses[member])} for member {index} in epoch "
                 f"{epoch + 1}, batch {number + 1}: lower lr, or set clip_norm{saved}"
             )
         self.optimizer.step(self._rate_factor(epoch, number), self.scaler)

@@ -21,7 +21,7 @@ class Corrupted(Split):
 
     Args:
         inputs: Corrupted images.
-        labels: Labels.
+        targets: Their targets.
         kind: Kind of corruption.
         severity: Severity from 1 to 5.
         source: "corrupted" for corruptions by this package, else "CIFAR-10-C" or "CIFAR-100-C".

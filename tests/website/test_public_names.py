@@ -1,0 +1,42 @@
+"""Every public name has a docstring, and a place on the documentation site."""
+
+import importlib
+import inspect
+
+import pytest
+
+import enfold
+from website import api, methods
+
+NAMES = sorted(
+    {(api.path_of(module, name), module, name) for module in api.MODULES for name in api.public_names(module)}
+)
+
+
+@pytest.mark.parametrize(("path", "module", "name"), NAMES, ids=[path for path, *_ in NAMES])
+def test_a_public_name_has_a_docstring(path, module, name):
+    value = getattr(importlib.import_module(module), name)
+    if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
+        assert (value.__doc__ or "").strip()
+    else:
+        owner = importlib.import_module(module)
+        found = [line for line in inspect.getsource(owner).splitlines() if line.startswith(name)]
+        assert found or name in vars(owner)
+
+
+def test_the_names_of_enfold_are_on_its_page():
+    text = api.pages()["docs/api/enfold.md"]
+    assert all(f"| [`{name}`](" in text for name in enfold.__all__)
+
+
+def test_every_method_has_a_page_with_its_idea_and_options():
+    from enfold.registry import PACKAGES
+    from enfold.registry import methods as registered
+
+    pages = methods.pages()
+    for kind in PACKAGES:
+        for method in registered(kind).values():
+            text = pages[f"docs/methods/{methods.page_of(method)}.md"]
+            assert text.startswith(f"# {method.target.__name__}\n")
+            assert f"::: {method.target.__module__}.{method.target.__qualname__}" in text
+            assert "## Method" in text
