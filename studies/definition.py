@@ -100,6 +100,11 @@ def results_file(name: str) -> Path:
     return _files()[name].parent / "results" / f"{name}.json"
 
 
+def stored_names() -> list[str]:
+    """Return the names of the tables and figures with stored results."""
+    return [name for name in list_names() if results_file(name).is_file()]
+
+
 @cache
 def load_definition(name: str) -> Definition:
     """Read and check the definition of a table or figure."""
