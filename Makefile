@@ -83,6 +83,7 @@ examples: $(EXAMPLES) ## run the examples with networks of other packages, in ab
 	for file in $(filter-out examples/quality.py,$(wildcard examples/*.py)); do \
 		echo "$$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -k plain
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_notebook.py
 
 ZOO := .venv-zoo/.ready
 $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from enfold.errors import EnfoldError
+from studies.compress.tables import compress_table
 from studies.coverage import coverage_table
 from studies.definition import results_file, stored_names
 from studies.finetuned.merges import finetuned_table
@@ -178,6 +179,7 @@ MEASUREMENTS: dict[str, Callable[[Content], str]] = {
     "severities": severity_table,
     "finetuned": finetuned_table,
     "coverage": coverage_table,
+    "compressed": compress_table,
 }
 
 

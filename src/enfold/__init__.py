@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from enfold import data, metrics, networks
 from enfold.averaging import fit_weights
 from enfold.calibrate import Calibrated, Threshold, calibrate, threshold
-from enfold.cost import Cost, measure
+from enfold.cost import measure
+from enfold.costs import Cost
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble, Prediction

@@ -14,6 +14,7 @@ from enfold.data.convert import Examples, as_data, as_split, require
 from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.data.tree import to_device
 from enfold.data.unpack import Unpack
+from enfold.display import html_table
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
 from enfold.engines.runner import MemberView, network_logits
@@ -148,6 +149,12 @@ class Row:
     gain_recovered: float | None = None
     headline: tuple[str, ...] = Predictions.headline
 
+    def _repr_html_(self) -> str:
+        header, cells = ["", *self.scores], [self.name, *(shown(name, value) for name, value in self.scores.items())]
+        if self.gain_recovered is not None:
+            header, cells = [*header, "gain recovered"], [*cells, shown_gain(self.gain_recovered)]
+        return html_table(header, [cells])
+
     def __str__(self) -> str:
         parts = [f"{name} {shown(name, self.scores[name])}" for name in self.headline]
         if self.gain_recovered is not None:
@@ -157,7 +164,7 @@ class Row:
 
 def shown(name: str, value: float) -> str:
     """Format a score with its unit."""
-    return f"{100 * value:.2f} %" if _UNITS[name] == "%" else f"{value:.4f}"
+    return f"{100 * value:.2f} %" if _UNITS.get(name, _UNITS.get(name[1:])) == "%" else f"{value:.4f}"
 
 
 _UNITS = {name: metric.unit for table in TABLES.values() for name, metric in table.items()}

@@ -10,6 +10,7 @@ from torch import nn
 import enfold
 from enfold import EnfoldError
 from enfold.compress.limits import parse_budget, parse_time
+from enfold.compress.runner import Work
 
 from .helpers import SETTINGS, TRAIN, VAL, make
 
@@ -206,3 +207,25 @@ def test_budgets(text, value):
 @pytest.mark.parametrize(("text", "value"), [("30 min", 1800), ("2h", 7200), (45, 45), ("30m", 1800), (None, None)])
 def test_durations(text, value):
     assert parse_time(text) == value
+
+
+# Progress
+
+
+def test_the_remaining_time_is_shown_after_the_first_training(members, capfd):
+    enfold.compress(members, TRAIN, VAL, **{**SETTINGS, "quiet": False})
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("compress: ")]
+    trained = [line for line in lines if line.startswith(("compress: distill", "compress: control"))]
+    assert len(trained) > 4
+    assert all(line.endswith("s left") for line in trained[:-1])
+    assert not trained[-1].endswith("left"), "nothing is left after the last training"
+
+
+def test_the_remaining_time_is_that_of_the_trainings_that_are_not_done():
+    work = Work(planned=10)
+    assert work.left() is None
+    work.finish(2, seconds=6.0)
+    work.skip(3)
+    assert work.left() == pytest.approx(15.0)
+    work.finish(5, seconds=9.0)
+    assert work.left() is None

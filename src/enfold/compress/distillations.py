@@ -57,6 +57,8 @@ def _common(setting: Setting, expensive: bool) -> Iterator[Route]:
     """Yield what any student can learn from."""
     both, real = KD(alpha=1 - LABELS), has_real_inputs(setting.data)
     yield Route("distill", "learn the ensemble's predictions")
+    if real and _num_axes(setting.data) == 4:
+        yield Route("distill + cutmix", "on images with a rectangle of another", perturb=CutMix())
     if real:
         yield Route("distill + mixup", "the same on mixtures of pairs of inputs", perturb=Mixup())
     if setting.folds is not None:
@@ -66,8 +68,6 @@ def _common(setting: Setting, expensive: bool) -> Iterator[Route]:
     yield Route("distill + labels", "predictions and labels, half each", loss=both)
     if real and setting.task.is_categorical:
         yield Route("distill + mixup + labels", "mixtures, predictions and labels", loss=both, perturb=Mixup())
-    if real and _num_axes(setting.data) == 4:
-        yield Route("distill + cutmix", "on images with a rectangle of another", perturb=CutMix())
     step = noise_step(setting.data) if real else None
     if step is not None:
         yield Route("distill + noise", "on inputs with Gaussian noise", perturb=Gaussian(step=step))

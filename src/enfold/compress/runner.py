@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import time as clock
 import warnings
 from collections.abc import Callable
@@ -20,6 +19,8 @@ from enfold.compress.scores import Scores
 from enfold.compress.store import Store, checkpoint_of
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.loggers import Log
+from enfold.merge.soup import SingleModelWarning
+from enfold.progress import announce
 from enfold.train.history import Epoch
 
 Make = Callable[[Path | None, Log], nn.Module]
@@ -48,6 +49,35 @@ class Limit:
 
 
 @dataclass
+class Work:
+    """The trainings of a search in units of an epoch of a plain distillation, from which the time left is estimated.
+
+    Args:
+        planned: All of them.
+        done: Those that are finished.
+        seconds: The duration of those.
+    """
+
+    planned: float = 0.0
+    done: float = 0.0
+    seconds: float = 0.0
+
+    def finish(self, units: float, seconds: float) -> None:
+        """Count a training."""
+        self.done, self.seconds = self.done + units, self.seconds + seconds
+
+    def skip(self, units: float) -> None:
+        """Remove a training that is not needed."""
+        self.planned -= units
+
+    def left(self) -> float | None:
+        """Return the estimated seconds of the others; None before the first is finished."""
+        if not self.done or self.planned <= self.done:
+            return None
+        return self.seconds / self.done * (self.planned - self.done)
+
+
+@dataclass
 class Runner:
     """What runs the trials of a search.
 
@@ -73,7 +103,7 @@ class Runner:
     final_epochs: int = 0  # shorter and longer trainings have logs of their own
 
     def __post_init__(self) -> None:
-        self.store = Store(self.folder)
+        self.store, self.work = Store(self.folder), Work()
 
     def set_scores(self, scores: Scores, best: dict[str, float]) -> None:
         """Set the references by which trials are scored.
@@ -110,7 +140,7 @@ class Runner:
 
     def run(self, route: Route, setting: Setting, epochs: int, make: Make, kind: str) -> Trial:
         """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason."""
-        before, note, network = clock.monotonic(), "", None
+        before, note, network, resumed = clock.monotonic(), "", None, self.resumed
         try:
             network = self._result(route, setting, epochs, make)
         except OutOfTime:
@@ -118,6 +148,10 @@ class Runner:
         except (EnfoldError, NotImplementedError, RuntimeError) as error:
             note = f"failed: {str(error).split(': ')[0]}"
         seconds = clock.monotonic() - before
+        if self.resumed > resumed:
+            self.work.skip(epochs * route.effort)
+        elif epochs:
+            self.work.finish(epochs * route.effort, seconds)
         trial = Trial(route.name, route.idea, {}, float("nan"), 1.0, epochs, seconds, note, kind)
         if network is not None:
             trial = self._scored(trial, network)
@@ -135,7 +169,8 @@ class Runner:
             self.resumed += 1
             return self.store.load(path, route.blank_model(setting))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnchangedWarning)  # the table says so
+            for kind in (UnchangedWarning, SingleModelWarning):  # the table says so
+                warnings.simplefilter("ignore", kind)
             network = make(checkpoint_of(path), self.part(route.name, epochs))
         self.store.save(network, path)
         return network
@@ -171,5 +206,6 @@ class Runner:
     def say(self, text: str) -> None:
         """Show progress and the time that is left."""
         if not self.quiet:
-            left = "" if self.limit.seconds is None else f"  {max(0, self.limit.left()):.0f} s left"
-            print(f"compress: {text}{left}", file=sys.stderr, flush=True)
+            seconds = self.work.left() if self.limit.seconds is None else max(0, self.limit.left())
+            left = "" if seconds is None else f"  {seconds:.0f} s left"
+            announce(f"compress: {text}{left}")

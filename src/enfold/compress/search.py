@@ -22,11 +22,12 @@ from enfold.compress.merges import find_merges
 from enfold.compress.result import Compression, Trial
 from enfold.compress.routes import Route, Setting
 from enfold.compress.runner import OutOfTime, Runner
-from enfold.compress.schedule import LONG, make_rounds, plan_epochs
+from enfold.compress.schedule import LONG, count_epochs, make_rounds, plan_epochs
 from enfold.compress.scores import Scores, all_scores
 from enfold.compress.store import checkpoint_of
 from enfold.data import Data
 from enfold.data.content import content
+from enfold.distill.answers import Answers, shared_answers
 from enfold.distill.control import train_control
 from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
@@ -109,7 +110,8 @@ class Search:
         self._drop_expensive(setting, found)
         for route in find_merges(setting, expensive=self.effort == "all"):
             runner.run_route(route, setting, 0)
-        self._train(setting, found)
+        with shared_answers(Answers()):  # routes differ in losses and starts, short trainings are parts of long ones
+            self._train(setting, found)
         return self._choose(diagnosis, found, longer)
 
     def _identity(self) -> str:
@@ -247,6 +249,7 @@ class Search:
         runner.final_epochs = epochs
         self.left_out = tuple(route.name for route in routes[number:])
         routes = routes[:number]
+        runner.work.planned = count_epochs([route.effort for route in routes], epochs, len(controls))
         for each in make_rounds(len(routes), epochs):
             tried = [(self._loss(runner.run_route(route, setting, each.epochs), setting), route) for route in routes]
             routes = [route for _, route in sorted(tried, key=lambda pair: pair[0])][: each.kept]
@@ -254,6 +257,7 @@ class Search:
         self._final(setting, routes[:1], controls, epochs)
         duration = clock.monotonic() - started
         if runner.limit.seconds is not None and 1.2 * LONG * duration < runner.limit.left():
+            runner.work.planned += LONG * epochs * (len(controls) + sum(route.effort for route in routes[:1]))
             self._final(setting, routes[:1], controls, LONG * epochs)
 
     def _final(self, setting: Setting, finalist: list[Route], controls: dict[str, Control], epochs: int) -> None:

@@ -18,6 +18,7 @@ from enfold.data.convert import has_targets
 from enfold.data.dataset import evaluation_batches, has_examples
 from enfold.data.tree import device_of, to_device
 from enfold.data.unpack import are_targets
+from enfold.distill.answers import answer
 from enfold.distill.cached import CachedTeacher, write_logits
 from enfold.engines.copying import copy_network
 from enfold.engines.modes import ensure_eval_mode
@@ -153,10 +154,16 @@ class Teacher:
         """Return the members' outputs in eval mode for prepared inputs: (B, ...) -> (M, B, ...)."""
         if self.models is None:
             raise EnfoldError("a CachedTeacher has logits for its training examples only: pass the networks as teacher")
-        with ensure_eval_mode(self.models):
-            logits = _require_finite(member_logits(self.models, to_device(inputs, self.device)))
+        models = self.models
+
+        def compute() -> Tensor:
+            with ensure_eval_mode(models):
+                logits = _require_finite(member_logits(models, to_device(inputs, self.device)))
+            return logits.float() if logits.dtype == torch.bfloat16 else logits  # numpy and files have no bfloat16
+
+        logits = answer(models, inputs, compute)
         self._require_classes(logits)
-        return logits.float() if logits.dtype == torch.bfloat16 else logits  # numpy and files have no bfloat16
+        return logits
 
     @cached_property
     def device(self) -> torch.device:

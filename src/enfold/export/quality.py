@@ -123,7 +123,7 @@ def measure_files(
     times = {name: dict.fromkeys(TIMED, 0.0) for name in files}
     for size in TIMED:
         values = signature.batch(size)
-        found = time_rounds({name: _call(run, values) for name, (_, run, _, _) in files.items()}, rounds=7, warmup=2)
+        found = time_rounds({name: _call(run, values) for name, (_, run, _, _) in files.items()}, rounds=15, warmup=2)
         for name, samples in found.items():
             times[name][size] = 1e3 * statistics.median(samples)
     return tuple(

@@ -32,6 +32,10 @@ GONE = 60.0  # seconds without a sign of life after which a process on another m
 HELD_BY_OTHERS = (errno.EWOULDBLOCK, errno.EACCES)
 
 
+class FolderInUse(EnfoldError):
+    """Another process writes to the folder."""
+
+
 @dataclass(frozen=True)
 class Holder:
     """A process that writes."""
@@ -168,7 +172,7 @@ def _require_free(folder: Path, descriptor: int, kernel: bool | None) -> None:
     who = f"process {holder.pid} on {holder.host} ({holder.command})" if holder else "another process"
     away = holder is not None and kernel is not False
     remedy = f"wait until it ends, or {GONE:.0f} s after its last sign of life, which was {age:.0f} s ago"
-    raise EnfoldError(
+    raise FolderInUse(
         f"one process at a time writes to a run, but {who} is writing to '{folder}': "
         f"{remedy if away else 'wait until it ends, or choose another folder'}"
     )

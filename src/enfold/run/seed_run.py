@@ -26,6 +26,7 @@ from enfold.ensembles.common.search import FewerCandidatesWarning
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError, EnvironmentWarning, UnchangedWarning
 from enfold.evaluate import member_logits
+from enfold.executors import Parallel
 from enfold.io.checkpoints import matching_files
 from enfold.io.files import sha256
 from enfold.io.identity import differences
@@ -299,8 +300,12 @@ class SeedRun:
         members.task = self.task
         return members, names
 
-    def members(self) -> DeepEnsemble:
-        """Return the trained members."""
+    def members(self, executor: Parallel | None = None) -> DeepEnsemble:
+        """Return the trained members.
+
+        Args:
+            executor: Where blocks of them are trained if they are not stored; None to train all in this process.
+        """
         details: dict[str, Any] = {}
 
         def make(checkpoint: Path) -> nn.Module:
@@ -312,7 +317,10 @@ class SeedRun:
             title = f"seed {self.seed}: {self.recipe.members} members"
             config = self.recipe.members_config(self.seed, self.device)
             keep = self.trajectory() if self.recipe.trajectory else None
-            history = fit(members, self.data, config=config, checkpoint=checkpoint, title=title, trajectory=keep)
+            where: dict[str, Any] = {"checkpoint": checkpoint}
+            if executor is not None:
+                where, details["block_size"] = {"executor": executor}, executor.block_size
+            history = fit(members, self.data, config=config, title=title, trajectory=keep, **where)
             self.run.write_json("members/history.json", history.as_dict())
             return members
 

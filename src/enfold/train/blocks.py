@@ -21,11 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
-from enfold.ensemble import Ensemble
+from enfold.data.convert import as_data
+from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError, FailedMembers
 from enfold.executors import ExecutorLike, Failure, Parallel, Store, Task, as_parallel, run_tasks
 from enfold.io.files import digest, parsing
 from enfold.loggers import Log
+from enfold.tasks import training_task
 from enfold.tasks.infer import task_from_dict, task_to_dict
 from enfold.train.block_history import join_histories
 from enfold.train.config import TrainConfig
@@ -154,6 +156,21 @@ def _require_identified(data: Data, parallel: Parallel) -> None:
             "store identifies a result by the content of its data, got a loader, whose content is not known: pass the "
             "examples as tensors or a Dataset, or use checkpoint= in place of store"
         )
+
+
+def plan_blocks(model: Ensemble, data: Data, config: TrainConfig, size: int, store: Store) -> list[Block]:
+    """Return the blocks that ``fit(model, data, config=config, executor=...)`` trains.
+
+    Args:
+        model: The ensemble.
+        data: The examples, which are written to the store.
+        config: Settings of the training.
+        size: The number of members of a block.
+        store: Where the blocks write.
+    """
+    config = config.replace(task=training_task(model, config.task))
+    data = as_data(data, None, batch_size=config.batch_size, network=called_network(model))
+    return make_blocks(model, data, require_independent(model, config).configure(config), None, size, store)
 
 
 def make_blocks(

@@ -1,0 +1,1 @@
+"""How much of an ensemble's gain one network recovers."""
