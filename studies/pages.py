@@ -6,6 +6,7 @@ A page in docs/ or studies/ marks where a table belongs:
 <!-- items items -->                  all items of the five works with their results
 <!-- results permavg-table -->        a study: notes, rows beside the published values, claims
 <!-- rows cifar10-ensembles -->       the models of a run
+<!-- choices cifar10-ensembles -->    the rows of a run between which a guide helps to choose
 <!-- ood cifar10-ood -->              the models of a run on corrupted and on out-of-distribution data
 <!-- clipping | merging | scaling | third-party | speed | severities | coverage NAME -->   single measurements
 
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from enfold.errors import EnfoldError
+from studies.choices import choices_table
 from studies.compress.tables import compress_table
 from studies.coverage import coverage_table
 from studies.definition import results_file, stored_names
@@ -172,6 +174,7 @@ MEASUREMENTS: dict[str, Callable[[Content], str]] = {
     "results": study_section,
     "clipping": clipping_table,
     "third-party": third_party_table,
+    "choices": choices_table,
     "ood": ood_tables,
     "merging": merging_table,
     "scaling": grid.scaling_table,
@@ -216,7 +219,12 @@ def fill_page(page: str, root: Path = ROOT) -> str:
 
 def list_pages(root: Path = ROOT) -> list[Path]:
     """Return all pages with marks."""
-    files = [*root.glob("docs/*.md"), *root.glob("studies/*.md"), *root.glob("studies/*/*.md")]
+    files = [
+        *root.glob("docs/*.md"),
+        *root.glob("docs/guides/*.md"),
+        *root.glob("studies/*.md"),
+        *root.glob("studies/*/*.md"),
+    ]
     return [path for path in sorted(files) if MARK.search(path.read_text(encoding="utf-8"))]
 
 

@@ -47,7 +47,7 @@ INPUTS = frozenset(
         "outputs",
     ]
 )
-"""Parameters that are no options of a method: networks, data, and how the call is carried out."""
+"""Parameters that are not options of a method: networks, data, and how the call is carried out."""
 
 REQUIRED: Any = inspect.Parameter.empty
 

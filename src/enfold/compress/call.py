@@ -21,14 +21,14 @@ from enfold.data.unpack import Unpack
 from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
-from enfold.loggers import Log, LoggerLike, as_log, logged
+from enfold.loggers import Log, LoggerLike, as_log, with_log
 from enfold.tasks import TaskLike, current_task, first_batch_task
 from enfold.train import TrainConfig
 from enfold.train.config import as_config
 from enfold.train.history import Epoch
 
 
-@logged
+@with_log
 def compress(
     models: Ensemble | Sequence[nn.Module] | Sequence[str | Path] | str,
     train: Examples,

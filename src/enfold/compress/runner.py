@@ -79,7 +79,7 @@ class Work:
 
 @dataclass
 class Runner:
-    """What runs the trials of a search.
+    """Runs the trials of a search.
 
     Args:
         limit: The wall-clock limit.
@@ -131,7 +131,13 @@ class Runner:
             raise OutOfTime
 
     def run_route(self, route: Route, setting: Setting, epochs: int) -> Trial:
-        """Try one route."""
+        """Try one route.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+        """
 
         def make(checkpoint: Path | None, log: Log) -> nn.Module:
             return route.run(setting, epochs, on_epoch=self.guard, logger=log, checkpoint=checkpoint, quiet=self.quiet)
@@ -139,7 +145,15 @@ class Runner:
         return self.run(route, setting, epochs, make, route.kind)
 
     def run(self, route: Route, setting: Setting, epochs: int, make: Make, kind: str) -> Trial:
-        """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason."""
+        """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+            make: A function of a checkpoint file and a logger that returns the network.
+            kind: What the route is: a merge, a distillation, ....
+        """
         before, note, network, resumed = clock.monotonic(), "", None, self.resumed
         try:
             network = self._result(route, setting, epochs, make)
@@ -154,7 +168,7 @@ class Runner:
             self.work.finish(epochs * route.effort, seconds)
         trial = Trial(route.name, route.idea, {}, float("nan"), 1.0, epochs, seconds, note, kind)
         if network is not None:
-            trial = self._scored(trial, network)
+            trial = self._add_scores(trial, network)
         self.add(trial)
         criterion = setting.diagnosis.criterion
         shown = trial.scores.get(criterion, math.nan)
@@ -175,7 +189,7 @@ class Runner:
         self.store.save(network, path)
         return network
 
-    def _scored(self, trial: Trial, network: nn.Module) -> Trial:
+    def _add_scores(self, trial: Trial, network: nn.Module) -> Trial:
         scores = self.scores.of(network)
         cost, size = self.scores.cost(network), self.scores.size(network)
         fits = self.allows(cost, size)

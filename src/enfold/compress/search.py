@@ -47,7 +47,7 @@ LONGER = 0.4  # of it may be spent on training the members longer
 CLOSE = 1.5  # a distillation starts from a merge whose loss is at most this multiple of the mean member's
 
 Control = tuple[str, Callable[[int, Path | None, Log], nn.Module]]
-"""What a control does, and its training from the number of epochs, the file of its checkpoint and its log."""
+"""The description of a control, and its training from the number of epochs, the file of its checkpoint and its log."""
 
 
 @dataclass
