@@ -290,7 +290,12 @@ def test_images_of_any_size(tmp_path):
     result = enfold.export(network, tmp_path / "cnn.pt2", torch.randn(4, 1, 16, 16), dynamic_axes=axes)
     assert result.inputs["input"]["shape"] == ["batch", 1, "height", "width"]
     assert result.outputs["outputs"]["shape"] == ["batch", 5]
+    whole = UNet().eval()
+    path = tmp_path / "unet.pt2"
+    found = enfold.export(whole, path, torch.randn(4, 1, 16, 16), dynamic_axes=axes).outputs["outputs"]["shape"]
+    assert found == ["batch", 3, "height", "width"]
     images = torch.randn(7, 1, 14, 22)
+    assert torch.allclose(run(path, [images])["outputs"], whole(images), rtol=0, atol=1e-4)
     assert torch.allclose(run(result.path, [images])["outputs"], network(images), rtol=0, atol=1e-4)
 
 

@@ -53,6 +53,19 @@ def test_unknown_weights_are_named():
         ModelFactory("resnet18", weights="imagenet")
 
 
+def test_a_package_that_cannot_be_imported_is_not_called_missing(tmp_path, monkeypatch):
+    (tmp_path / "timm.py").write_text(
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ImportError('no') from e\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.delitem(sys.modules, "enfold.integrations.timm", raising=False)
+    with pytest.raises(
+        MissingExtra, match=r"installed, but cannot be imported \(ZeroDivisionError: division by zero\)"
+    ):
+        importlib.import_module("enfold.integrations.timm")
+
+
 @pytest.mark.parametrize("package", ["timm", "torchvision"])
 def test_a_missing_package_is_named_with_its_install_line(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)

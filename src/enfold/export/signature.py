@@ -14,6 +14,7 @@ from enfold.data.tree import count_examples, describe, is_container, map_tensors
 from enfold.ensemble import called_network
 from enfold.errors import EnfoldError
 
+PARTS = (0.5, 0.75, 1.0)  # of the lengths of axes that vary
 SHORTEST = 4  # length of an axis that varies
 NOISE = 0.1  # of examples that are repeated, in standard deviations
 HALF = (torch.float16, torch.bfloat16)
@@ -38,22 +39,26 @@ class Signature:
         remaining: Iterator[Tensor] = iter(values)
         return map_tensors(lambda _: next(remaining), self.example)
 
-    def batch(self, size: int, part: float = 1.0) -> list[Tensor]:
+    def batch(self, size: int, step: int | None = None) -> list[Tensor]:
         """Return the tensors of a batch of a size: examples, and then examples with noise.
 
         Integers are repeated unchanged, as other values may be outside of a vocabulary.
 
         Args:
             size: The number of examples.
-            part: The fraction of axes that vary.
+            step: A number for other lengths of the axes that vary; None for those of the example.
         """
         source = torch.Generator().manual_seed(size)
         found = [_resize(tensor.detach().cpu(), size, source) for tensor in tensors(self.example)]
-        return [self._shorten(name, tensor, part) for name, tensor in zip(self.names, found, strict=True)]
+        if step is None:
+            return found
+        return [self._shorten(name, tensor, step) for name, tensor in zip(self.names, found, strict=True)]
 
-    def _shorten(self, name: str, tensor: Tensor, part: float) -> Tensor:
-        for axis in self.axes.get(name, ()):
-            tensor = tensor.narrow(axis, 0, max(1, int(part * tensor.shape[axis])))
+    def _shorten(self, name: str, tensor: Tensor, step: int) -> Tensor:
+        labels = list(dict.fromkeys(label for axes in self.axes.values() for label in axes.values()))
+        for axis, label in self.axes.get(name, {}).items():
+            part = PARTS[(step + labels.index(label)) % len(PARTS)]
+            tensor = tensor.narrow(axis, 0, int(part * tensor.shape[axis]))
         return tensor.contiguous()
 
     def lengths(self, values: Sequence[Tensor]) -> dict[str, int]:
