@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from enfold.cli.options import (
+    Address,
     AsJson,
+    BlockSize,
     Device,
     DryRun,
+    ExecutorName,
     Label,
     MethodName,
     Options,
     Out,
     Overrides,
+    PrintSbatch,
     Resume,
     Run,
     Seeds,
+    ShardOption,
+    Threads,
     Trust,
+    Workers,
     print_json,
     say,
 )
@@ -28,6 +36,7 @@ from enfold.cli.output import draw, report, show_members, show_theory
 from enfold.errors import EnfoldError
 
 if TYPE_CHECKING:
+    from enfold.executors import Parallel
     from enfold.run import Recipe, RunDirectory
 
 
@@ -70,10 +79,18 @@ def run(
     dry_run: DryRun = False,
     as_json: AsJson = False,
     trust_code: Trust = False,
+    executor: ExecutorName = None,
+    workers: Workers = None,
+    threads: Threads = None,
+    block_size: BlockSize = 1,
+    address: Address = None,
+    shard: ShardOption = None,
+    print_sbatch: PrintSbatch = None,
 ) -> None:
     """Run a recipe: train members, carry out its steps, evaluate all models.
 
-    An interrupted run continues with --resume to the same bits.
+    An interrupted run continues with --resume to the same bits. --executor and --shard divide it among processes and
+    machines (docs/scale.md).
 
     **Examples**
 
@@ -82,12 +99,26 @@ def run(
         enfold run recipes/fashion-mlp.yaml runs/fashion --seed 0 --set train.epochs=5
 
         enfold run mine.yaml runs/mine --trust-code
+
+        enfold run mine.yaml runs/mine --executor local --workers 4 --threads 8
+
+        enfold run mine.yaml runs/mine --shard 1/8
+
+        enfold run mine.yaml runs/mine --print-sbatch 8 > submit.sh
     """
+    from enfold.cli.scale_commands import make_shard, parallel_of, sbatch_script
     from enfold.run import read_recipe
 
+    parallel = parallel_of(executor, workers, threads, block_size, address, is_shard=shard is not None)
     loaded = read_recipe(recipe, _changes(overrides, seeds), trust_code=trust_code)
-    beside = recipe.parent
-    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=beside, trust_code=trust_code)
+    if print_sbatch is not None:
+        say(sbatch_script(sys.argv[1:], loaded, out, print_sbatch))
+        return
+    where: dict[str, Any] = {"beside": recipe.parent, "trust_code": trust_code}
+    if shard is not None and parallel is not None:
+        make_shard(loaded, out, device, parallel, shard, **where)
+        return
+    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, parallel=parallel, **where)
 
 
 def train(
@@ -323,7 +354,7 @@ def _add(
     from enfold.io.usercode import is_reference
     from enfold.run import add_step, execute
     from enfold.run.override import apply_override
-    from enfold.run.recipe import code_in
+    from enfold.run.recipe_checks import code_in
     from enfold.run.specs import default_label
 
     opened, recipe = open_trusted(run_directory, trust_code)
@@ -350,8 +381,10 @@ def _run(
     train_only: bool = False,
     beside: Path | None = None,
     trust_code: bool = False,
+    parallel: Parallel | None = None,
 ) -> None:
     from enfold.cli.preflight import check_device, show_code
+    from enfold.cli.scale_commands import make_cells
     from enfold.run import RunDirectory
     from enfold.run.execute import seed_runs
 
@@ -372,6 +405,7 @@ def _run(
         if changed:
             say(f"enfold: the run was started with other {changed}", stderr=True)
             opened.log("resumed", changed=changed)
+        make_cells(opened, device, parallel)
         _execute(opened, recipe, device, as_json, train_only)
 
 
