@@ -227,8 +227,9 @@ class Fit:
             The history of the training.
         """
         stored, log = None, Log() if log is None else log
-        if self.checkpoint is not None and self.checkpoint.exists():
-            stored = read_checkpoint(self.checkpoint, self.identity)
+        if self.checkpoint is not None:
+            identity = self.identity  # of the model before `on_fit_start` adds to it
+            stored = read_checkpoint(self.checkpoint, identity) if self.checkpoint.exists() else None
         if isinstance(self.model, Ensemble):
             self.model.on_fit_start(self.data, self.config)
         if stored is not None:
