@@ -233,8 +233,7 @@ class Fit:
         if isinstance(self.model, Ensemble):
             self.model.on_fit_start(self.data, self.config)
         if stored is not None:
-            assert self.checkpoint is not None  # noqa: S101 - it was read
-            stored.warn_of_environment(self.checkpoint, self.model)
+            stored.warn_of_environment(self.model)
             self.history = stored.restore(self.model, self.optimizer, self.selection, self.scaler, self.average)
             self.place = stored.place
         steps = self.order.steps(self.data.train)
