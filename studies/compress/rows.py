@@ -69,4 +69,5 @@ ROWS: dict[str, Row] = {
     "mixup 4x": Row(perturb=Mixup(), length=4),
     "noise 2x": Row(perturb=Gaussian(step=25.5), length=2),
     "control 2x": Row(labels=1.0, length=2),
+    "control 4x": Row(labels=1.0, length=4),
 }
