@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens readme examples install-check clean
+.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples install-check clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -46,10 +46,10 @@ docs: $(READY) ## build the documentation site in build/site; a warning is an er
 docs-serve: $(READY) ## show the documentation site on this machine while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-readme: $(READY) ## run the README's code
-	$(BIN)/python tools/run_readme.py README.md
+pages: $(READY) ## run the code of the README and of the documentation
+	OMP_NUM_THREADS=1 $(BIN)/python tools/run_pages.py
 
-check: $(READY) ## format, lint, types, layers, spelling, generated files, stored results, tests, README, site
+check: $(READY) ## format, lint, types, layers, spelling, generated files, stored results, tests, code of the pages, site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -57,7 +57,7 @@ check: $(READY) ## format, lint, types, layers, spelling, generated files, store
 	$(BIN)/typos
 	$(BIN)/python tools/make_method_names.py --check
 	$(BIN)/python tools/make_methods_page.py --check
-	$(MAKE) --no-print-directory results test readme docs
+	$(MAKE) --no-print-directory results test pages docs
 
 install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions
 	$(PYTHON) tools/check_install.py
@@ -83,6 +83,7 @@ examples: $(EXAMPLES) ## run the examples with networks of other packages, in ab
 	for file in $(filter-out examples/quality.py,$(wildcard examples/*.py)); do \
 		echo "$$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -k plain
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_notebook.py
 
 ZOO := .venv-zoo/.ready
 $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt

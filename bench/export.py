@@ -7,7 +7,7 @@ second table compares members that run one after the other in the graph with sta
 
 from __future__ import annotations
 
-import statistics
+import os
 import sys
 import tempfile
 import time
@@ -20,17 +20,17 @@ import torch
 from torch import Tensor, nn
 
 import enfold
-from enfold.cost import time_rounds
+from enfold.cost import summarise, time_rounds
 from enfold.engines.skeleton import read_state
 from enfold.export.runtime import Run, open_onnx
 from enfold.export.trace import to_onnx
 from enfold.io.files import write_json
-from enfold.networks import MLP, ResNet
+from enfold.networks import MLP, ResNet, ViT
 from enfold.saving import versions
 from timing import cnn
 
 RESULTS = Path(__file__).parent.parent / "results"
-SIZES, ROUNDS = (1, 128), 9
+SIZES, ROUNDS = (1, 128), 11
 
 
 def gray(network: nn.Module) -> nn.Module:
@@ -45,6 +45,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "MLP 784-256-256-10": (lambda: MLP(784, [256, 256], 10), 4),
     "CNN 32-64-128": (lambda: gray(cnn()), 1),
     "ResNet-14": (lambda: ResNet(1, 10, 14), 1),
+    "ViT, 4 layers": (lambda: ViT((1, 28, 28), 10, patch=7, width=64, depth=4, heads=4), 2),
     "DeepEnsemble of 4 MLPs": (lambda: enfold.DeepEnsemble(lambda: MLP(784, [256, 256], 10), 4), 4),
 }
 
@@ -83,9 +84,9 @@ class Unrolled(nn.Module):
         return torch.softmax(torch.stack([network(inputs) for network in self.networks]), -1).mean(0)
 
 
-def times(calls: dict[str, Callable[[Tensor], object]], inputs: Tensor) -> dict[str, dict[str, float]]:
-    """Return the median milliseconds of each call by the number of examples."""
-    found: dict[str, dict[str, float]] = {name: {} for name in calls}
+def times(calls: dict[str, Callable[[Tensor], object]], inputs: Tensor) -> dict[str, dict[str, list[float]]]:
+    """Return the milliseconds of each call by the number of examples: median, first and third quartile."""
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in calls}
     for size in SIZES:
         rows = inputs[:size].contiguous()
         samples = time_rounds(
@@ -95,7 +96,8 @@ def times(calls: dict[str, Callable[[Tensor], object]], inputs: Tensor) -> dict[
             shortest=0.05,
         )
         for name, each in samples.items():
-            found[name][str(size)] = 1e3 * statistics.median(each)
+            spread = summarise(each)
+            found[name][str(size)] = [round(1e3 * s, 5) for s in (spread.median, spread.lower, spread.upper)]
     return found
 
 
@@ -121,7 +123,12 @@ def measure(name: str, data: enfold.Data, inputs: Tensor, folder: Path) -> dict[
     enfold.fit(model, data, epochs=epochs, lr=3e-3, quiet=True, select="last")
     model.eval()
     options: dict[str, Any] = {} if isinstance(model, enfold.Ensemble) else {"task": "classification"}
-    kinds: dict[str, dict[str, Any]] = {"int8 static": {"calibrate_on": data}, "int8 dynamic": {}, "fp16": {}}
+    kinds: dict[str, dict[str, Any]] = {
+        "int8 static": {"calibrate_on": data},
+        "int8 dynamic": {},
+        "fp16": {},
+        "bf16": {},
+    }
     files, rows = {}, {}
     for kind, more in kinds.items():
         path = folder / f"{kind}.onnx"
@@ -141,7 +148,7 @@ def measure(name: str, data: enfold.Data, inputs: Tensor, folder: Path) -> dict[
         scores = enfold.evaluate(model, data).scores if kind == "torch" else rows[kind].scores
         quality = {key: scores[key] for key in ("accuracy", "nll")}
         table[kind] = {"bytes": sizes[kind], "milliseconds": found[kind], **quality}
-        cells = "  ".join(f"{value:8.3f}" for value in found[kind].values())
+        cells = "  ".join(f"{value[0]:8.3f}" for value in found[kind].values())
         print(f"{name:24s} {kind:13s} {sizes[kind] / 1e6:6.2f} MB {cells} ms  {quality}", flush=True)
     return table
 
@@ -182,7 +189,15 @@ def main() -> None:
         }
         write_json(
             RESULTS / "bench-export.json",
-            {**about, "rounds": ROUNDS, "versions": versions(), "tables": tables, "forms of 4 MLPs": forms},
+            {
+                **about,
+                "rounds": ROUNDS,
+                "milliseconds": "median, quartiles",
+                "load average": os.getloadavg()[0],
+                "versions": versions(),
+                "tables": tables,
+                "forms of 4 MLPs": forms,
+            },
         )
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from enfold import data, metrics, networks
 from enfold.averaging import fit_weights
 from enfold.calibrate import Calibrated, Threshold, calibrate, threshold
-from enfold.cost import Cost, measure
+from enfold.cost import measure
+from enfold.costs import Cost
 from enfold.data import Data, Split
 from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble, Prediction
@@ -62,6 +63,7 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.ensembles.bagging import Bagging as Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble as BatchEnsemble
     from enfold.ensembles.boosting import Boosting as Boosting
+    from enfold.ensembles.dice import DICE as DICE
     from enfold.ensembles.fge import FGE as FGE
     from enfold.ensembles.film_ensemble import FiLMEnsemble as FiLMEnsemble
     from enfold.ensembles.hydra_ensemble import HydraEnsemble as HydraEnsemble

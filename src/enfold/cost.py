@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from enfold.costs import Cost, Costs, Latency, Ratios
 from enfold.data.tree import clone, count_examples, describe, device_of, is_container, map_tensors, tensors
 from enfold.engines.call import call_network
 from enfold.engines.modes import eval_mode
@@ -33,42 +33,6 @@ Clock = Callable[[], float]
 
 SHORTEST_SAMPLE = 2e-3  # seconds: shorter samples are dominated by the clock and the scheduler
 MOST_REPEATS = 1 << 16  # maximum number of calls in a sample
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Seconds per call over the rounds; the value of a round is the mean of as many calls as take 2 ms."""
-
-    median: float
-    lower: float  # first quartile
-    upper: float  # third quartile
-    p95: float
-
-
-@dataclass(frozen=True)
-class Ratios:
-    """Each cost divided by that of the reference; None if the reference's is 0 or unknown."""
-
-    parameters: float | None
-    bytes: float | None
-    flops: float | None
-    passes: float | None
-    peak_memory: float | None
-    latency: dict[int, float]  # by batch size: the median over rounds of the ratio within the round
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one model; `dataclasses.asdict` converts it to JSON types."""
-
-    parameters: int
-    trainable: int  # of the parameters
-    bytes: int  # to store parameters and buffers
-    flops: int  # per example
-    passes: int  # forward passes of the network: one per member
-    peak_memory: int | None  # bytes at the largest batch size
-    latency: dict[int, Latency]  # by batch size
-    ratios: Ratios
 
 
 def parameters(module: nn.Module, *, trainable_only: bool = False) -> int:
@@ -223,7 +187,7 @@ def time_rounds(
         for round_ in range(rounds):
             start = round_ % max(len(names), 1)
             for name in names[start:] + names[:start]:
-                samples[name].append(_elapsed(calls[name], repeats[name], clock) / repeats[name])
+                samples[name].append(_measure_seconds(calls[name], repeats[name], clock) / repeats[name])
     return samples
 
 
@@ -241,12 +205,12 @@ def round_ratio(samples: Sequence[float], reference: Sequence[float]) -> float:
 def _repeats(call: Call, clock: Clock, shortest: float) -> int:
     """Return the number of calls that take at least `shortest` seconds."""
     repeats = 1
-    while repeats < MOST_REPEATS and _elapsed(call, repeats, clock) < shortest:
+    while repeats < MOST_REPEATS and _measure_seconds(call, repeats, clock) < shortest:
         repeats *= 2
     return repeats
 
 
-def _elapsed(call: Call, repeats: int, clock: Clock) -> float:
+def _measure_seconds(call: Call, repeats: int, clock: Clock) -> float:
     start = clock()
     for _ in range(repeats):
         call()
@@ -337,7 +301,7 @@ def measure(
     batch_sizes: Sequence[int] = (1, 128),
     rounds: int = 9,
     warmup: int = 3,
-) -> dict[str, Cost]:
+) -> Costs:
     """Return the cost of each model in eval mode, with ratios to a reference model.
 
     FLOPs and memory are measured with the largest batch. The models' training modes are restored.
@@ -352,7 +316,7 @@ def measure(
         warmup: Calls of each model before the measurement.
 
     Returns:
-        The cost of each model by name.
+        The cost of each model by name, a dictionary that prints as a table.
 
     Raises:
         EnfoldError: If `reference` is not one of the models, a batch size is below 1, or no batch can be made of the
@@ -375,7 +339,7 @@ def measure(
             for size, batch in batches.items()
         }
         counts = {name: _count(model, batches[largest], largest) for name, model in models.items()}
-    return {
+    found = {
         name: Cost(
             **counts[name],
             trainable=parameters(model, trainable_only=True),
@@ -387,6 +351,7 @@ def measure(
         )
         for name, model in models.items()
     }
+    return Costs(found)
 
 
 class _Counts(TypedDict):

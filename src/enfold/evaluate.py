@@ -14,6 +14,7 @@ from enfold.data.convert import Examples, as_data, as_split, require
 from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.data.tree import to_device
 from enfold.data.unpack import Unpack
+from enfold.display import html_table
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
 from enfold.engines.runner import MemberView, network_logits
@@ -53,7 +54,7 @@ def predict(
         model: A network or an ensemble.
         examples: Examples with targets: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of
             `enfold.data.load`, of which the test split is used.
-        batch_size: Examples per forward pass, where `examples` is no loader; about 1,000 are fastest.
+        batch_size: Examples per forward pass, where `examples` is not a loader; about 1,000 are fastest.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
@@ -115,7 +116,7 @@ def mean_member_score(test: RowPredictions, validation: RowPredictions | None = 
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def recovered(
+def recovered_fraction(
     one: Mapping[str, float],
     mean_member: Mapping[str, float],
     ensemble: Mapping[str, float],
@@ -148,6 +149,12 @@ class Row:
     gain_recovered: float | None = None
     headline: tuple[str, ...] = Predictions.headline
 
+    def _repr_html_(self) -> str:
+        header, cells = ["", *self.scores], [self.name, *(shown(name, value) for name, value in self.scores.items())]
+        if self.gain_recovered is not None:
+            header, cells = [*header, "gain recovered"], [*cells, shown_gain(self.gain_recovered)]
+        return html_table(header, [cells])
+
     def __str__(self) -> str:
         parts = [f"{name} {shown(name, self.scores[name])}" for name in self.headline]
         if self.gain_recovered is not None:
@@ -157,7 +164,7 @@ class Row:
 
 def shown(name: str, value: float) -> str:
     """Format a score with its unit."""
-    return f"{100 * value:.2f} %" if _UNITS[name] == "%" else f"{value:.4f}"
+    return f"{100 * value:.2f} %" if _UNITS.get(name, _UNITS.get(name[1:])) == "%" else f"{value:.4f}"
 
 
 _UNITS = {name: metric.unit for table in TABLES.values() for name, metric in table.items()}

@@ -1,14 +1,15 @@
-"""Progress on stderr: a bar with the remaining time and the latest values on a terminal, plain lines otherwise."""
+"""Progress: a bar with remaining time and latest values on a terminal or in a notebook, lines on stderr otherwise."""
 
 from __future__ import annotations
 
+import html
 import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _title: ContextVar[str] = ContextVar("title", default="")  # replaces the titles inside a block
@@ -59,16 +60,72 @@ class Lines:
         if now - self.last < self.interval and not finished:
             return
         self.last = now
+        print(self.line(text), file=sys.stderr, flush=True)
+
+    def line(self, text: str) -> str:
+        """Return the line: title, percentage, latest values and remaining time."""
         percent = f" {100 * self.done / self.total:3.0f} %" if self.total else ""
         left = ""
         if self.total and self.before < self.done < self.total:
-            pace = (now - self.started) / (self.done - self.before)
+            pace = (time.monotonic() - self.started) / (self.done - self.before)
             left = f"  {pace * (self.total - self.done):.0f} s left"
-        print(printable(f"{self.title}{percent}  {text}{left}"), file=sys.stderr, flush=True)
+        return printable(f"{self.title}{percent}  {text}{left}")
+
+
+class Cell:
+    """A bar in the output of a notebook's cell, which is replaced at most ten times per second."""
+
+    def __init__(self, title: str, total: float | None, done: float = 0.0, interval: float = 0.1) -> None:
+        from IPython import display
+
+        self.lines, self.text, self.interval = Lines(title, total, done), "", interval
+        self.shown = time.monotonic()
+        show: Any = display.display
+        self.handle = show(self, display_id=True)
+
+    def advance(self, steps: float) -> None:
+        """Advance by a number of steps."""
+        self.lines.advance(steps)
+        self._show()
+
+    def say(self, text: str) -> None:
+        """Show the latest values."""
+        self.text = text
+        self._show()
+
+    def close(self) -> None:
+        """Show the last state."""
+        self._show(final=True)
+
+    def _show(self, *, final: bool = False) -> None:
+        now = time.monotonic()
+        if self.handle is not None and (final or now - self.shown >= self.interval):
+            self.shown = now
+            self.handle.update(self)
+
+    def __repr__(self) -> str:
+        return self.lines.line(self.text)
+
+    def _repr_html_(self) -> str:
+        total, done = self.lines.total, self.lines.done
+        bar = f"<progress value='{done:g}' max='{total:g}'></progress> " if total else ""
+        return f"<div style='font-family:monospace'>{bar}{html.escape(repr(self))}</div>"
+
+
+def in_notebook() -> bool:
+    """Return whether the code runs in the kernel of a notebook, whose stderr has a red background."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def announce(text: str) -> None:
+    """Print a line that is not a result: to stderr, or in a notebook to stdout, where stderr is red."""
+    print(printable(text), file=sys.stdout if in_notebook() else sys.stderr, flush=True)
 
 
 @contextmanager
-def titled(title: str) -> Iterator[None]:
+def replace_titles(title: str) -> Iterator[None]:
     """Replace the titles of all progress bars inside the block: the caller knows a better name."""
     with _set(_title, title):
         yield
@@ -108,6 +165,12 @@ def progress(
     title = ", ".join(filter(None, (_title.get() or title, _part.get())))
     if quiet:
         yield Silent()
+    elif in_notebook():
+        cell = Cell(title, total, done)
+        try:
+            yield cell
+        finally:
+            cell.close()
     elif not sys.stderr.isatty():
         yield Lines(title, total, done)
     else:

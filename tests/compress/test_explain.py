@@ -6,7 +6,9 @@ import pytest
 from torch import nn
 
 from enfold.compress import Compression, Diagnosis, Trial
+from enfold.compress.explain import shown_gain
 from enfold.ensembles import MixedEnsemble
+from enfold.errors import EnfoldError
 from enfold.merge.basin_check import BasinReport
 
 from .helpers import make
@@ -27,6 +29,25 @@ ENSEMBLE = Trial("ensemble of 4", "", {"nll": 0.40}, 1.0, 4.0, 0, 0.0, kind="ref
 def result(*trials: Trial, diagnosis: Diagnosis = DIAGNOSIS, **more) -> Compression:
     chosen = min((each for each in trials if each.is_candidate), key=lambda each: each.scores["nll"])
     return Compression(chosen, list(trials), diagnosis, ("nll",), frozenset(), 1.0, **more)
+
+
+def test_gains_far_beyond_that_of_the_ensemble_have_no_number():
+    assert [shown_gain(each) for each in (260.3, 10.0, -1.5, float("nan"))] == ["> 1000 %", "1000 %", "< -100 %", "-"]
+
+
+def test_a_plot_marks_the_chosen_network():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    axes = result(MEMBER, CONTROL, STUDENT, ENSEMBLE).plot()
+    points = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines]
+    assert points == [(1.0, 0.49), (1.0, 0.47), (1.0, 0.41), (4.0, 0.40), (4.0, 0.40)]
+    assert [line.get_markersize() for line in axes.lines] == [7, 7, 7, 15, 7]
+    assert [text.get_text() for text in axes.texts] == [MEMBER.name, CONTROL.name, STUDENT.name, ENSEMBLE.name]
+    pyplot.close("all")
+    with pytest.raises(EnfoldError, match="metric must be one of nll, got 'f1'"):
+        result(MEMBER).plot("f1")
 
 
 CASES = {

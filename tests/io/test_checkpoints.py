@@ -186,6 +186,8 @@ def test_files_are_found_by_pattern_list_or_name(tmp_path):
     assert matching_files(tmp_path / "?.pt") == [tmp_path / "a.pt", tmp_path / "b.pt"]
     assert matching_files(str(tmp_path / "c[1].pt")) == [tmp_path / "c[1].pt"]
     assert matching_files([tmp_path / "b.pt", str(tmp_path / "a.pt")]) == [tmp_path / "b.pt", tmp_path / "a.pt"]
+    mixed = [tmp_path / "c[1].pt", str(tmp_path / "[ab].pt")]
+    assert matching_files(mixed) == [tmp_path / "c[1].pt", tmp_path / "a.pt", tmp_path / "b.pt"]
     for files, message in {
         str(tmp_path / "*.ckpt"): "at least one",
         (tmp_path / "a.pt", tmp_path / "e.pt"): r"e\.pt",

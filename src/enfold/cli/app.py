@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from enfold.cli import export_command, run_commands, view_commands
+from enfold.cli import compress_command, export_command, run_commands, scale_commands, view_commands
 from enfold.cli.help import command_with_methods
 from enfold.cli.options import say
 from enfold.errors import EnfoldError, UserCodeError, WriteError
@@ -32,7 +32,7 @@ app = typer.Typer(
     "`enfold COMMAND --help` shows examples, `enfold methods NAME` the options of a method.",
 )
 
-RESUMABLE = ("demo", "run", "train", "distill", "merge", "compress", "evaluate", "analyse")
+RESUMABLE = ("demo", "run", "gather", "train", "distill", "merge", "compress", "evaluate", "analyse")
 STOPPED = 128  # plus the number of the signal: the exit code of what was stopped by it
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 USUAL = (signal.SIG_DFL, signal.default_int_handler)
@@ -60,10 +60,11 @@ def options(
 VERBS = (
     run_commands.demo,
     run_commands.run,
+    scale_commands.gather,
     run_commands.train,
     run_commands.distill,
     run_commands.merge,
-    run_commands.compress,
+    compress_command.compress,
     run_commands.evaluate,
     run_commands.drop,
     export_command.export,
@@ -94,7 +95,7 @@ def main() -> None:
             if isinstance(stopped, SystemExit) and stopped.code != STOPPED + signal.SIGINT and done:  # as `watch` ends
                 raise
             by = received[-1] if received else signal.SIGINT
-            _leave(_stopped(sys.argv[1:]), STOPPED + by)  # typer prints nothing
+            _leave(_describe_stop(sys.argv[1:]), STOPPED + by)  # typer prints nothing
         except (OSError, MemoryError, RuntimeError) as error:
             if not (fault := _fault(error)):
                 raise
@@ -151,7 +152,7 @@ def _parameters(words: list[str]) -> dict[str, Any]:
     return dict(command.make_context(words[0], words[1:], resilient_parsing=True).params)
 
 
-def _stopped(words: list[str]) -> str:
+def _describe_stop(words: list[str]) -> str:
     """Return which results are stored after an interruption, and the command that continues."""
     if not words or words[0] not in RESUMABLE or "--dry-run" in words:
         return "stopped"

@@ -27,6 +27,31 @@ Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1 or mps.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate time and memory without writing files.")]
+ExecutorName = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        help="Where members and steps are made: serial (one after the other), local (processes), ray, or auto. By "
+        "default all members of a seed are trained together in this process.",
+    ),
+]
+Workers = Annotated[int | None, typer.Option(help="Tasks at a time, of --executor; by default one for each CPU.")]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads of each worker; by default the CPUs divided by the workers.")
+]
+BlockSize = Annotated[int, typer.Option(help="Members that a task trains together, with --executor or --shard.")]
+Address = Annotated[str | None, typer.Option(help="Address of a Ray cluster, such as auto, with --executor ray.")]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        help="Make part i of n of the run, such as 1/8, in one of n processes on any machines; run all parts twice "
+        "(members, then steps), then `enfold gather RUN`.",
+    ),
+]
+PrintSbatch = Annotated[
+    int | None, typer.Option(help="Print a script that submits this many shards to SLURM, and do nothing else.")
+]
 Trust = Annotated[bool, typer.Option("--trust-code", help="Allow Python code that is named as module:function.")]
 Out = Annotated[Path, typer.Argument(help="Run directory.")]
 Label = Annotated[str | None, typer.Option(help="Label of the row; by default the name of the method.")]

@@ -34,5 +34,10 @@ def open_trusted(path: Path, trust_code: bool) -> tuple[RunDirectory, Recipe]:
 def show_code(run: RunDirectory, references: Iterable[str]) -> None:
     """Print the files of code that is imported, because a relative name may be found in several folders."""
     with run.context():
-        for reference in references:
-            print(f"enfold: running {reference} ({describe_code(reference)})", file=sys.stderr)
+        show_references(references)
+
+
+def show_references(references: Iterable[str]) -> None:
+    """Print the files of code; to be called where relative names are found."""
+    for reference in references:
+        print(f"enfold: running {reference} ({describe_code(reference)})", file=sys.stderr)

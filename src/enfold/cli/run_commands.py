@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from enfold.cli.options import (
+    Address,
     AsJson,
+    BlockSize,
     Device,
     DryRun,
+    ExecutorName,
     Label,
     MethodName,
     Options,
     Out,
     Overrides,
+    PrintSbatch,
     Resume,
     Run,
-    Seed,
     Seeds,
+    ShardOption,
+    Threads,
     Trust,
+    Workers,
     print_json,
     say,
 )
@@ -29,6 +36,7 @@ from enfold.cli.output import draw, report, show_members, show_theory
 from enfold.errors import EnfoldError
 
 if TYPE_CHECKING:
+    from enfold.executors import Parallel
     from enfold.run import Recipe, RunDirectory
 
 
@@ -71,10 +79,18 @@ def run(
     dry_run: DryRun = False,
     as_json: AsJson = False,
     trust_code: Trust = False,
+    executor: ExecutorName = None,
+    workers: Workers = None,
+    threads: Threads = None,
+    block_size: BlockSize = 1,
+    address: Address = None,
+    shard: ShardOption = None,
+    print_sbatch: PrintSbatch = None,
 ) -> None:
     """Run a recipe: train members, carry out its steps, evaluate all models.
 
-    An interrupted run continues with --resume to the same bits.
+    An interrupted run continues with --resume to the same bits. --executor and --shard divide it among processes and
+    machines (docs/scale.md).
 
     **Examples**
 
@@ -83,12 +99,26 @@ def run(
         enfold run recipes/fashion-mlp.yaml runs/fashion --seed 0 --set train.epochs=5
 
         enfold run mine.yaml runs/mine --trust-code
+
+        enfold run mine.yaml runs/mine --executor local --workers 4 --threads 8
+
+        enfold run mine.yaml runs/mine --shard 1/8
+
+        enfold run mine.yaml runs/mine --print-sbatch 8 > submit.sh
     """
+    from enfold.cli.scale_commands import make_shard, parallel_of, sbatch_script
     from enfold.run import read_recipe
 
+    parallel = parallel_of(executor, workers, threads, block_size, address, is_shard=shard is not None)
     loaded = read_recipe(recipe, _changes(overrides, seeds), trust_code=trust_code)
-    beside = recipe.parent
-    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, beside=beside, trust_code=trust_code)
+    if print_sbatch is not None:
+        say(sbatch_script(sys.argv[1:], loaded, out, print_sbatch))
+        return
+    where: dict[str, Any] = {"beside": recipe.parent, "trust_code": trust_code}
+    if shard is not None and parallel is not None:
+        make_shard(loaded, out, device, parallel, shard, **where)
+        return
+    _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, parallel=parallel, **where)
 
 
 def train(
@@ -230,66 +260,6 @@ def merge(
     _add("merge", run_directory, method, label, added, overrides, device, as_json=as_json, trust_code=trust_code)
 
 
-def compress(
-    run_directory: Run,
-    budget: Annotated[str, typer.Option(help="Largest cost of a prediction relative to one member.")] = "1x",
-    time: Annotated[
-        str | None, typer.Option(help="Limit of the search, such as 30m; epochs are shortened to fit.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Epochs of the final training; by default those of the run.")
-    ] = None,
-    student: Annotated[
-        str | None, typer.Option(help="Another network to distil into: mlp, resnet20, ..., or file.py:function.")
-    ] = None,
-    seed: Seed = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder; compress/ of the seed by default.")] = None,
-    device: Device = "cpu",
-    as_json: AsJson = False,
-    trust_code: Trust = False,
-) -> None:
-    """Find the single network to ship in place of a run's members, and explain the choice.
-
-    Members are diagnosed, merges and distillations are tried, and the best on validation examples is written beside a
-    report. An interrupted search continues.
-
-    **Examples**
-
-        enfold compress runs/mine
-
-        enfold compress runs/mine --time 30m --epochs 40
-
-        enfold compress runs/mine --budget 0.5x --student small.py:make --trust-code
-    """
-    from enfold.cli.preflight import check_device, open_trusted
-    from enfold.compress import compress as search
-    from enfold.run.analyses import home
-    from enfold.run.execute import find_seed
-    from enfold.run.lock import writing
-
-    check_device(device)
-    opened, recipe = open_trusted(run_directory, trust_code)
-    chosen = find_seed(opened, recipe, seed, device)
-    config = recipe.members_config(chosen.seed, device)
-    folder = home("compress", chosen, out)
-    with writing(opened.path if out is None else out):
-        result = search(
-            chosen.members(),
-            chosen.data,
-            budget=budget,
-            time=time,
-            student=None if student is None else chosen.network_factory(student),
-            folder=folder / "trials",
-            config=config if epochs is None else config.replace(epochs=epochs),
-        )
-        result.save(folder)
-    if as_json:
-        print_json({"run": str(opened.path), "seed": chosen.seed, **result.as_dict()})
-        return
-    say(str(result))
-    say(f"written to {folder}: network.safetensors, report.html, compress.json")
-
-
 def evaluate(
     run_directory: Run,
     figures: Annotated[
@@ -384,7 +354,7 @@ def _add(
     from enfold.io.usercode import is_reference
     from enfold.run import add_step, execute
     from enfold.run.override import apply_override
-    from enfold.run.recipe import code_in
+    from enfold.run.recipe_checks import code_in
     from enfold.run.specs import default_label
 
     opened, recipe = open_trusted(run_directory, trust_code)
@@ -411,8 +381,10 @@ def _run(
     train_only: bool = False,
     beside: Path | None = None,
     trust_code: bool = False,
+    parallel: Parallel | None = None,
 ) -> None:
     from enfold.cli.preflight import check_device, show_code
+    from enfold.cli.scale_commands import make_cells
     from enfold.run import RunDirectory
     from enfold.run.execute import seed_runs
 
@@ -433,6 +405,7 @@ def _run(
         if changed:
             say(f"enfold: the run was started with other {changed}", stderr=True)
             opened.log("resumed", changed=changed)
+        make_cells(opened, device, parallel)
         _execute(opened, recipe, device, as_json, train_only)
 
 

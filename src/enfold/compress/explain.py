@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from enfold.evaluate import LARGEST_GAIN
+
 if TYPE_CHECKING:
     from enfold.compress.result import Compression, Trial
 
@@ -23,9 +25,11 @@ def explain(result: Compression) -> str:
 
 
 def shown_gain(gain: float) -> str:
-    """Return the gain in percent; networks far worse than a member have no meaningful number."""
+    """Return the gain in percent; networks far from members and ensemble have no meaningful number."""
     if not math.isfinite(gain):
         return "-"
+    if gain > LARGEST_GAIN:
+        return f"> {100 * LARGEST_GAIN:.0f} %"
     return "< -100 %" if gain < -1 else f"{round(100 * gain)} %"
 
 

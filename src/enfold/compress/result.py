@@ -13,6 +13,7 @@ from torch import nn
 
 from enfold.compress.diagnosis import Diagnosis
 from enfold.compress.explain import explain, shown_gain
+from enfold.display import CONTROL, EFFICIENT, ENSEMBLE, NETWORK, axes_or_new, html_table
 from enfold.ensemble import Ensemble
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
@@ -53,7 +54,7 @@ class Trial:
 
     @property
     def is_candidate(self) -> bool:
-        """Whether this network or ensemble can be shipped."""
+        """Return whether this network or ensemble can be shipped."""
         return self.network is not None and bool(self.scores)
 
 
@@ -103,12 +104,12 @@ class Compression:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether members have different architectures."""
+        """Return whether members have different architectures."""
         return isinstance(self.members, MixedEnsemble)
 
     @property
     def needs_training(self) -> bool:
-        """Whether more training on the labels improves a member by more than the ensemble improves on it."""
+        """Return whether more training on the labels improves a member by more than the ensemble improves on it."""
         diagnosis, control = self.diagnosis, self.control
         if control is None:
             return diagnosis.needs_training
@@ -117,7 +118,7 @@ class Compression:
 
     @property
     def recommendation(self) -> str:
-        """What to ship and why, in a few sentences."""
+        """The network to ship and the reasons, in a few sentences."""
         return explain(self)
 
     def rows(self) -> list[list[str]]:
@@ -134,7 +135,7 @@ class Compression:
 
     @property
     def shows_size(self) -> bool:
-        """Whether the table has a column of sizes, which are then not all equal to costs."""
+        """Return whether the table has a column of sizes, which are then not all equal to costs."""
         sized = [trial for trial in self.trials if trial.scores and trial.kind != "reference"]
         return self.memory < float("inf") or any(abs(trial.size - trial.cost) > 0.02 for trial in sized)
 
@@ -197,6 +198,36 @@ class Compression:
             temporary.write_text(self._page(), encoding="utf-8")
         return path
 
+    def plot(self, metric: str | None = None, axes: Any = None) -> Any:
+        """Draw a metric of everything that was tried against the cost of a prediction; the chosen network is marked.
+
+        Args:
+            metric: A metric of the table; None for the criterion.
+            axes: Axes of matplotlib to draw on; None for a new figure.
+
+        Returns:
+            The axes; `axes.figure.savefig(file)` stores the figure.
+
+        Raises:
+            EnfoldError: If the table does not have the metric.
+            MissingExtra: If matplotlib is missing.
+        """
+        metric = metric or self.diagnosis.criterion
+        if metric not in self.columns:
+            raise EnfoldError(f"metric must be one of {', '.join(self.columns)}, got {metric!r}: change metric")
+        axes = axes_or_new(axes)
+        for trial in (each for each in self.trials if metric in each.scores):
+            colour, marker = LOOKS.get(trial.kind, (NETWORK, "D"))
+            value = trial.scores[metric] * (100 if metric in self.percent else 1)
+            if trial is self.chosen:
+                axes.plot(trial.cost, value, "o", ms=15, mfc="none", mec="black", mew=1.5)
+            axes.plot(trial.cost, value, marker, color=colour, ms=7)
+            axes.annotate(trial.name, (trial.cost, value), (7, 0), textcoords="offset points", fontsize=8, va="center")
+        axes.set_xlabel("operations of a prediction, relative to one member")
+        axes.set_ylabel(f"{metric} (%)" if metric in self.percent else metric)
+        axes.margins(x=0.25)
+        return axes
+
     def _repr_html_(self) -> str:
         return self._body()
 
@@ -204,21 +235,20 @@ class Compression:
         return f"<!doctype html><html lang='en'><meta charset='utf-8'>{STYLE}<body>{self._body()}</body></html>\n"
 
     def _body(self) -> str:
-        def row(cells: list[str], tag: str, kind: str = "") -> str:
-            inner = "".join(f"<{tag}>{html.escape(cell.strip('* '))}</{tag}>" for cell in cells)
-            return f"<tr{kind}>{inner}</tr>"
-
-        marks = [" class='chosen'" if trial is self.chosen else "" for trial in self.trials]
-        body = "".join(row(cells, "td", mark) for cells, mark in zip(self.rows(), marks, strict=True))
+        header, *rows = [[cell.strip("* ") for cell in cells] for cells in (self.header, *self.rows())]
+        chosen = [index for index, each in enumerate(self.trials) if each is self.chosen]
+        table = html_table(header, rows, chosen=chosen)
         findings = "".join(f"<li>{html.escape(each)}</li>" for each in self.diagnosis.sentences())
         return (
             f"<h1>Network to ship</h1><p class='advice'>{html.escape(self.recommendation)}</p>"
-            f"<div class='wide'><table>{row(self.header, 'th')}{body}</table></div>"
+            f"<div class='wide'>{table}</div>"
             f"<p>Scores on validation examples. Gain: fraction of the ensemble's gain in "
             f"{html.escape(self.diagnosis.criterion.upper())} over the mean member. Cost: operations of a prediction "
             f"relative to one member.</p><h2>Diagnosis</h2><ul>{findings}</ul>"
         )
 
+
+LOOKS = {"reference": (ENSEMBLE, "s"), "control": (CONTROL, "X"), "ensemble": (EFFICIENT, "^")}  # colour and marker
 
 STYLE = """<meta name='viewport' content='width=device-width'><title>Compression</title><style>
 body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1b1b1b}

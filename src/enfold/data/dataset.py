@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from enfold.data.unpack import Batches, Unpacked
+from enfold.display import html_table
 from enfold.errors import EnfoldError
 from enfold.io.files import digest
 
@@ -87,7 +88,7 @@ Part = Split | Loader
 PartName = Literal["train", "val", "test"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Data:
     """Training, validation and test examples of one problem.
 
@@ -143,6 +144,20 @@ class Data:
                 f"inputs must be finite, got NaN or infinity in the {name} split: remove or replace these values"
             )
 
+    def rows(self) -> list[list[str]]:
+        """Return the name, the number of examples, and type and shape of inputs and targets of each split."""
+        return [[name, *_describe(getattr(self, name))] for name in ("train", "val", "test")]
+
+    def __repr__(self) -> str:
+        classes = "" if self.num_classes is None else f", {self.num_classes} classes"
+        parts = ", ".join(f"{name} {_describe(getattr(self, name))[0]}" for name in ("train", "val", "test"))
+        return f"Data({self.source}: {parts}, inputs {_shape(self.shape)}{classes})"
+
+    def _repr_html_(self) -> str:
+        classes = "" if self.num_classes is None else f", {self.num_classes} classes"
+        listed = f": {', '.join(self.names)}" if 0 < len(self.names) <= 20 else ""
+        return html_table(["", "examples", "inputs", "targets"], self.rows(), f"{self.source}{classes}{listed}")
+
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert raw inputs to what a network expects: scale bytes to [0, 1] and normalize each channel."""
         return self.normalise(pixels(inputs))
@@ -170,13 +185,28 @@ class Data:
 
     @property
     def has_pixels(self) -> bool:
-        """Whether inputs are known to be in [0, 1] before normalization: bytes, or pixels with a mean."""
+        """Return whether inputs are known to be in [0, 1] before normalization: bytes, or pixels with a mean."""
         bytes_held = isinstance(self.train, Split) and self.train.inputs.dtype == torch.uint8
         return bytes_held or (self.mean is not None and self.std is not None)
 
     def replace(self, **changes: object) -> Data:
         """Return a copy with other fields, for example ``data.replace(train=loader)``."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _describe(part: Part) -> list[str]:
+    """Return the number of examples of a part, and type and shape of inputs and targets; dashes if unknown."""
+    if isinstance(part, Split):
+        shapes = [
+            f"{str(each.dtype).removeprefix('torch.')} {_shape(each.shape[1:])}" for each in (part.inputs, part.targets)
+        ]
+        return [str(len(part)), *shapes]
+    size = length(part)
+    return ["-" if size is None else f"{size} batches", type(part).__name__, "-"]
+
+
+def _shape(sizes: Iterable[int]) -> str:
+    return "×".join(map(str, sizes)) or "number"
 
 
 def _normalise(inputs: Tensor, mean: tuple[float, ...] | None, std: tuple[float, ...] | None, axes: int) -> Tensor:

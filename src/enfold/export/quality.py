@@ -68,7 +68,14 @@ def _fit(inputs: Any, signature: Signature) -> list[Tensor]:
 def measure_scores(
     run: Run, model: nn.Module, task: Task | None, examples: Iterator[tuple[list[Tensor], Any]]
 ) -> dict[str, float]:
-    """Return the headline metrics of a file on examples, in their order."""
+    """Return the headline metrics of a file on examples, in their order.
+
+    Args:
+        run: The function that runs the file.
+        model: The network or ensemble it was written from.
+        task: The task; None if it is inferred.
+        examples: Batches of inputs and targets.
+    """
     known = as_task(model.model_task if isinstance(model, Calibrated) else task)
     values: list[Tensor] = []
     targets: list[Tensor] = []
@@ -123,7 +130,7 @@ def measure_files(
     times = {name: dict.fromkeys(TIMED, 0.0) for name in files}
     for size in TIMED:
         values = signature.batch(size)
-        found = time_rounds({name: _call(run, values) for name, (_, run, _, _) in files.items()}, rounds=7, warmup=2)
+        found = time_rounds({name: _call(run, values) for name, (_, run, _, _) in files.items()}, rounds=15, warmup=2)
         for name, samples in found.items():
             times[name][size] = 1e3 * statistics.median(samples)
     return tuple(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from enfold.display import format_bytes, html_table, text_table
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Artefact:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What `export` wrote.
+    """The result of an export.
 
     Args:
         path: The file.
@@ -76,29 +79,26 @@ class ExportResult:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        whole = str(self).splitlines()
+        above = "".join(f"{html.escape(line)}\n" for line in whole[: len(whole) - len(self._table())])
+        return f"<pre>{above}</pre>" + (html_table(*self._rows()) if self.table else "")
+
     def _table(self) -> list[str]:
-        if not self.table:
-            return []
+        return [f"  {line}" for line in text_table(*self._rows()).splitlines()] if self.table else []
+
+    def _rows(self) -> tuple[list[str], list[list[str]]]:
         sizes, names = list(self.table[0].milliseconds), list(self.table[0].scores)
         head = ["", "size", *(f"ms, batch {size}" for size in sizes), "same class", *names]
-        rows = [head]
+        rows = []
         for each in self.table:
             same = "" if each.agreement is None else f"{100 * each.agreement:.1f} %"
             times = [f"{each.milliseconds[size]:.3f}" for size in sizes]
             rows.append(
                 [each.name, format_bytes(each.size), *times, same, *(f"{each.scores[name]:.4f}" for name in names)]
             )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return head, rows
 
 
 def _describe(each: dict[str, Any]) -> str:
     return f"{each['dtype']} ({', '.join(map(str, each['shape']))})"
-
-
-def format_bytes(size: int) -> str:
-    """Return a size in bytes as text."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.2f} {unit}"
-    return f"{size} B"

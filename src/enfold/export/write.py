@@ -26,7 +26,7 @@ from enfold.export.trace import OPSET, RECENT, require_onnx
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import atomic_path
 from enfold.saving import save, versions
-from enfold.tasks import Inferred, Task, as_task, current_task
+from enfold.tasks import Inferred, Task, as_task, current_task, task_of
 from enfold.tasks.infer import task_to_dict
 
 Format = Literal["onnx", "pt2", "safetensors"]
@@ -160,7 +160,7 @@ def _task(model: nn.Module, given: Any) -> Task | None:
                 f"task must be None for a calibrated model, which has a task, got {given!r}: leave it out"
             )
         return model.model_task
-    found = current_task(as_task(given if given is not None else getattr(model, "task", None)))
+    found = current_task(as_task(given if given is not None else task_of(model)))
     return None if isinstance(found, Inferred) else found
 
 

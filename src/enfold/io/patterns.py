@@ -17,13 +17,13 @@ MOST = 100_000  # directory entries that a pattern may visit
 
 
 def matching_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the checkpoints that match a pattern, sorted by name, those of a folder, or those of a list.
+    """Return the checkpoints that match a pattern, sorted by name, those of a folder, or those of a list of these.
 
     A checkpoint is a file, or a folder in a layout of `enfold.io.layouts`. A pattern that matches files does not match
     folders.
 
     Args:
-        files: A path, a glob pattern, or a list of paths.
+        files: A path, a glob pattern, or a list of these, in the order of the list.
 
     Raises:
         EnfoldError: If a path does not exist, a folder has no checkpoint, or nothing matches the pattern.
@@ -37,12 +37,11 @@ def matching_files(files: str | Path | Sequence[str | Path]) -> list[Path]:
             f"files must match at least one checkpoint, got '{files}' without a match in {searched_folders()}: "
             "check the path"
         )
-    paths = [Path(name) for name in files]
-    missing = [path for path in paths if not path.exists()]
-    if missing or not paths:
+    missing = [name for name in files if not Path(name).exists() and not glob.has_magic(str(name))]
+    if missing or not files:
         what = f"'{missing[0]}', which does not exist" if missing else "an empty list"
         raise EnfoldError(f"files must be existing checkpoints, got {what}: check the path")
-    return [found for path in paths for found in (members_of(path) if path.is_dir() else [path])]
+    return [found for name in files for found in matching_files(name)]
 
 
 def _match_pattern(place: Path, files: str) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from enfold.display import CONTROL, EFFICIENT, ENSEMBLE, MEMBER, NETWORK
 from enfold.errors import MissingExtra
 from enfold.io.files import atomic_path
 from enfold.report.label_placement import Array, distance, leader, place_labels
@@ -39,13 +40,13 @@ class Kind:
     size: float  # in points; markers of equal width differ in visual size
 
 
-# A palette for all kinds of colour vision (M. Okabe and K. Ito, 2008); markers differ too.
+# Markers differ, too.
 KINDS = {
-    "member": Kind("mean member", "#CC79A7", "o", 8),
-    "ensemble": Kind("ensemble", "#0072B2", "s", 7),
-    "efficient": Kind("efficient ensemble", "#009E73", "^", 8),
-    "network": Kind("distilled or merged", "#D55E00", "D", 6.5),
-    "control": Kind("control", "#777777", "X", 8),
+    "member": Kind("mean member", MEMBER, "o", 8),
+    "ensemble": Kind("ensemble", ENSEMBLE, "s", 7),
+    "efficient": Kind("efficient ensemble", EFFICIENT, "^", 8),
+    "network": Kind("distilled or merged", NETWORK, "D", 6.5),
+    "control": Kind("control", CONTROL, "X", 8),
 }
 INK, FAINT = "#333333", "#777777"
 LANE = 9.5  # points between two markers that are drawn side by side

@@ -21,12 +21,13 @@ from enfold.io.identity import Identity
 from enfold.io.usercode import looking_in, trust_error
 from enfold.metrics.predictions import RowPredictions
 from enfold.run.lock import FILE as LOCK
-from enfold.run.lock import writing
+from enfold.run.lock import FolderInUse, writing
 from enfold.run.recipe import Recipe, parse_recipe
 from enfold.run.stored_predictions import from_tensors, to_tensors
 from enfold.run.yaml_text import read_text
 from enfold.saving import versions
 
+JOIN = 30.0  # seconds to wait for another process that creates the run
 FORMAT = 2
 """Version of the layout of a run directory; the first edition of enfold wrote 1."""
 
@@ -85,10 +86,42 @@ class RunDirectory:
             self.require_format()
         if not self.recipe_file.exists():  # the folder is a run as soon as its manifest exists
             self.write_recipe(recipe)
-        elif not self.recipe().extends(recipe):
+        else:
+            self._require_same_recipe(recipe)
+
+    def _require_same_recipe(self, recipe: Recipe) -> None:
+        if not self.recipe().extends(recipe):
             raise EnfoldError(
                 f"a run can only be resumed with its own recipe, but '{self.path}' has another: choose another folder"
             )
+
+    @classmethod
+    def join(cls, path: Path, recipe: Recipe, *, beside: Path | None = None, trust_code: bool = False) -> RunDirectory:
+        """Return a run that several processes make together; the first of them creates it, and none keeps its lock.
+
+        Args:
+            path: The directory.
+            recipe: The recipe of the run.
+            beside: The folder of the recipe's file.
+            trust_code: Run code that the recipe names.
+
+        Raises:
+            EnfoldError: If the directory contains another run, or other files, or a process has its lock.
+        """
+        run, until = cls(path, beside, trust_code=trust_code), time.monotonic() + JOIN
+        while True:
+            try:
+                with run.writing():
+                    if not (run.manifest_file.is_file() and run.recipe_file.is_file()):
+                        run._begin(recipe, resume=True)
+                break
+            except FolderInUse:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+        run.require_format()
+        run._require_same_recipe(recipe)
+        return run
 
     @classmethod
     def open(cls, path: Path, *, trust_code: bool = False) -> RunDirectory:
@@ -212,7 +245,13 @@ class RunDirectory:
                 file.unlink()
 
     def write_started(self, kind: str, label: str, code: Mapping[str, str]) -> None:
-        """Store the checksums of the user's code that a training begins with, if it has any."""
+        """Store the checksums of the user's code that a training begins with, if it has any.
+
+        Args:
+            kind: The kind of the model.
+            label: Its label.
+            code: Checksums by file.
+        """
         if code:
             write_json(self._started_file(kind, label), dict(code))
 

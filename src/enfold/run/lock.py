@@ -32,6 +32,10 @@ GONE = 60.0  # seconds without a sign of life after which a process on another m
 HELD_BY_OTHERS = (errno.EWOULDBLOCK, errno.EACCES)
 
 
+class FolderInUse(EnfoldError):
+    """Another process writes to the folder."""
+
+
 @dataclass(frozen=True)
 class Holder:
     """A process that writes."""
@@ -48,7 +52,7 @@ class Holder:
         """Return the current process."""
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
         boot = _read(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
-        return cls(platform.node(), boot, _namespace(), os.getpid(), _started(os.getpid()), command)
+        return cls(platform.node(), boot, _namespace(), os.getpid(), _start_time(os.getpid()), command)
 
     def is_gone(self, age: float, kernel: bool) -> bool:
         """Return whether the process has ended.
@@ -63,7 +67,7 @@ class Holder:
         if self.boot == here.boot and kernel:
             return True
         if self.boot == here.boot and self.namespace == here.namespace and self.started:
-            return _started(self.pid) != self.started
+            return _start_time(self.pid) != self.started
         return age > GONE
 
 
@@ -125,7 +129,7 @@ def _acquire(folder: Path) -> _Held:
         while True:
             descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
             try:
-                kernel = _locked(descriptor)
+                kernel = _try_lock(descriptor)
                 if _is_same(descriptor, folder / FILE):  # not removed by its holder after it was opened here
                     _require_free(folder, descriptor, kernel)
                     return _Held(folder / FILE, descriptor)
@@ -139,7 +143,7 @@ def _acquire(folder: Path) -> _Held:
         ) from error
 
 
-def _locked(descriptor: int) -> bool | None:
+def _try_lock(descriptor: int) -> bool | None:
     """Return whether the kernel granted the lock; None if the file system supports no locks."""
     if sys.platform == "win32":
         return None
@@ -168,7 +172,7 @@ def _require_free(folder: Path, descriptor: int, kernel: bool | None) -> None:
     who = f"process {holder.pid} on {holder.host} ({holder.command})" if holder else "another process"
     away = holder is not None and kernel is not False
     remedy = f"wait until it ends, or {GONE:.0f} s after its last sign of life, which was {age:.0f} s ago"
-    raise EnfoldError(
+    raise FolderInUse(
         f"one process at a time writes to a run, but {who} is writing to '{folder}': "
         f"{remedy if away else 'wait until it ends, or choose another folder'}"
     )
@@ -200,7 +204,7 @@ def _namespace() -> str:
         return ""
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return when a process started; empty if it has ended."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # the name before may hold anything
     return fields[19] if len(fields) > 19 else ""

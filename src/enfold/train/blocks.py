@@ -21,11 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from enfold.data import Data, Split
-from enfold.ensemble import Ensemble
+from enfold.data.convert import as_data
+from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError, FailedMembers
 from enfold.executors import ExecutorLike, Failure, Parallel, Store, Task, as_parallel, run_tasks
 from enfold.io.files import digest, parsing
 from enfold.loggers import Log
+from enfold.tasks import training_task
 from enfold.tasks.infer import task_from_dict, task_to_dict
 from enfold.train.block_history import join_histories
 from enfold.train.config import TrainConfig
@@ -113,6 +115,17 @@ def fit_blocks(
 ) -> History:
     """Train the blocks of an ensemble on an executor; the arguments are those of `fit`.
 
+    Args:
+        model: The ensemble.
+        data: Training and validation data.
+        config: The training settings.
+        objective: The loss of each member; None for that of the task.
+        checkpoint: File of the training; finished blocks are stored beside it.
+        executor: The executor.
+        title: Title of the progress bar.
+        quiet: Whether to show no progress.
+        log: Where metrics are logged.
+
     Raises:
         FailedMembers: If blocks fail; the model is unchanged then.
     """
@@ -139,7 +152,7 @@ def fit_blocks(
             raise _failed(ensemble, blocks, failures, store, permanent=permanent)
         history = load_blocks(ensemble, blocks, store)
     if log:
-        log.log_settings(Fit(ensemble, data, config, objective, None)._described(title))
+        log.log_settings(Fit(ensemble, data, config, objective, None)._describe(title))
         for record in history.epochs:
             log.log_metrics(history.metrics(record), record.epoch + 1)
     ensemble.to(config.device).eval()
@@ -156,10 +169,34 @@ def _require_identified(data: Data, parallel: Parallel) -> None:
         )
 
 
+def plan_blocks(model: Ensemble, data: Data, config: TrainConfig, size: int, store: Store) -> list[Block]:
+    """Return the blocks that ``fit(model, data, config=config, executor=...)`` trains.
+
+    Args:
+        model: The ensemble.
+        data: The examples, which are written to the store.
+        config: Settings of the training.
+        size: The number of members of a block.
+        store: Where the blocks write.
+    """
+    config = config.replace(task=training_task(model, config.task))
+    data = as_data(data, None, batch_size=config.batch_size, network=called_network(model))
+    return make_blocks(model, data, require_independent(model, config).configure(config), None, size, store)
+
+
 def make_blocks(
     ensemble: Ensemble, data: Data, config: TrainConfig, objective: Objective | None, size: int, store: Store
 ) -> list[Block]:
-    """Return the blocks of an ensemble; the data is written to the store."""
+    """Return the blocks of an ensemble; the data is written to the store.
+
+    Args:
+        ensemble: The ensemble.
+        data: Training and validation data.
+        config: The training settings.
+        objective: The loss of each member; None for that of the task.
+        size: Members in a block.
+        store: Where the data is written.
+    """
     shared, count = SharedData.write(data, store), ensemble.num_members
     per_member = {
         name: config.per_member(name, count) for name in PER_MEMBER if isinstance(getattr(config, name), tuple)

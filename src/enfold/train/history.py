@@ -7,7 +7,8 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from enfold.errors import UnchangedWarning, level_outside
+from enfold.display import CONTROL, ENSEMBLE, MEMBER, axes_or_new, html_table
+from enfold.errors import EnfoldError, UnchangedWarning, level_outside
 
 
 @runtime_checkable
@@ -53,9 +54,9 @@ class Epoch:
     training: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
-    """All epochs of a training.
+    """All epochs of a training; a notebook shows them as a table.
 
     Args:
         epochs: The epochs so far.
@@ -97,6 +98,64 @@ class History:
         found |= {f"model/{name.replace(' ', '_')}": value for name, value in record.figures.items()}
         return found | ({"lr": record.lr, "epoch_seconds": record.seconds} if record.epoch >= 0 else {})
 
+    def plot(self, metric: str | None = None, axes: Any = None) -> Any:
+        """Draw a metric of the validation examples by epoch: a thin line for each member, a thick one for their mean.
+
+        Args:
+            metric: The criterion or the score of the task, such as "nll" or "accuracy"; None for the criterion beside
+                the mean training loss.
+            axes: Axes of matplotlib to draw on; None for a new figure.
+
+        Returns:
+            The axes; `axes.figure.savefig(file)` stores the figure.
+
+        Raises:
+            EnfoldError: If the training had no epochs or does not have the metric.
+            MissingExtra: If matplotlib is missing.
+        """
+        shown = metric or self.criterion
+        if shown not in (self.criterion, self.score):
+            raise EnfoldError(f"metric must be {self.criterion} or {self.score}, got {metric!r}: change metric")
+        if not self.epochs:
+            raise EnfoldError("a history must have epochs to be drawn, got none: train first")
+        axes = axes_or_new(axes)
+        records = [*([self.start] if self.start else ()), *self.epochs]
+        rows = [(record.epoch + 1, self.metrics(record)) for record in records]
+        members = range(max(len(record.validation_loss) for record in records))
+        for index in members if len(members) > 1 else ():
+            look = {"color": MEMBER, "lw": 0.9, "label": None if index else "members"}
+            _draw(axes, rows, f"member_{index}/val/{shown}", look)
+        _draw(axes, rows, f"val/{shown}", {"color": ENSEMBLE, "lw": 2, "label": f"validation {shown}"})
+        if metric is None:
+            _draw(axes, rows, "train/loss", {"color": CONTROL, "lw": 1.2, "ls": "--", "label": "training loss"})
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(shown)
+        axes.legend(frameon=False)
+        return axes
+
+    def rows(self, most: int = 12) -> tuple[list[str], list[list[str]]]:
+        """Return the header and the rows of a table with at most so many epochs, evenly spaced, with the last."""
+        count = len(self.epochs)
+        indices = sorted({count - 1 - round(step * (count - 1) / (most - 1)) for step in range(most)}) if count else []
+        records = [*([self.start] if self.start else ()), *(self.epochs[index] for index in indices)]
+        names = list(dict.fromkeys(name for record in records for name in self.metrics(record)))
+        names = [name for name in names if not name.startswith("member_")]
+        found = []
+        for record in records:
+            values = self.metrics(record)
+            found.append([str(record.epoch + 1), *(f"{values[n]:.4g}" if n in values else "" for n in names)])
+        return ["epoch", *names], found
+
+    def __repr__(self) -> str:
+        if not self.epochs:
+            return "History of 0 epochs"
+        values = self.metrics(self.epochs[-1])
+        shown = [name for name in ("train/loss", f"val/{self.criterion}", f"val/{self.score}") if name in values]
+        return f"History of {len(self.epochs)} epochs: " + "  ".join(f"{name} {values[name]:.4g}" for name in shown)
+
+    def _repr_html_(self) -> str:
+        return html_table(*self.rows(), repr(self))
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return dataclasses.asdict(self)
@@ -118,6 +177,13 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+def _draw(axes: Any, rows: list[tuple[int, dict[str, float]]], name: str, look: dict[str, Any]) -> None:
+    """Draw a value of the epochs that have it."""
+    points = [(epoch, values[name]) for epoch, values in rows if name in values]
+    if points:
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) == 1 else "", **look)
+
+
 def warn_if_unchanged(history: History, what: str, start: str, remedy: str) -> None:
     """Warn with `UnchangedWarning` if a training returned the weights that it started from.
 
@@ -132,9 +198,16 @@ def warn_if_unchanged(history: History, what: str, start: str, remedy: str) -> N
         return
     which = "" if count == 1 else f" for students {', '.join(map(str, unchanged))} of {count}"
     criterion = history.criterion.upper() if history.criterion in ("nll", "mse") else history.criterion
-    warnings.warn(
-        f"{what} returned its start, {start}, unchanged{which}: no epoch had a lower {criterion} on validation data; "
-        f"{remedy}",
-        UnchangedWarning,
-        stacklevel=level_outside(),
-    )
+    message = f"{describe_unchanged(what, start + which, criterion)}; {remedy}"
+    warnings.warn(message, UnchangedWarning, stacklevel=level_outside())
+
+
+def describe_unchanged(what: str, start: str, criterion: str = "loss") -> str:
+    """Return the sentence about a training that returned its initial weights.
+
+    Args:
+        what: What was trained.
+        start: What the training started from, such as "member 2".
+        criterion: The name of the metric by which epochs are selected.
+    """
+    return f"{what} returned its initial weights ({start}): no epoch had a lower {criterion} on validation data"

@@ -1,0 +1,87 @@
+"""The records of `enfold.measure`: costs of models, printable as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from enfold.display import format_bytes, format_count, html_table, text_table
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds per call over the rounds; the value of a round is the mean of as many calls as take 2 ms."""
+
+    median: float
+    lower: float  # first quartile
+    upper: float  # third quartile
+    p95: float
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Each cost divided by that of the reference; None if the reference's is 0 or unknown."""
+
+    parameters: float | None
+    bytes: float | None
+    flops: float | None
+    passes: float | None
+    peak_memory: float | None
+    latency: dict[int, float]  # by batch size: the median over rounds of the ratio within the round
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one model; `dataclasses.asdict` converts it to JSON types."""
+
+    parameters: int
+    trainable: int  # of the parameters
+    bytes: int  # to store parameters and buffers
+    flops: int  # per example
+    passes: int  # forward passes of the network: one per member
+    peak_memory: int | None  # bytes at the largest batch size
+    latency: dict[int, Latency]  # by batch size
+    ratios: Ratios
+
+    def cells(self) -> list[str]:
+        """Return the cells of a row of the table, each with its ratio to the reference."""
+        counted = {
+            "parameters": format_count(self.parameters),
+            "bytes": format_bytes(self.bytes),
+            "flops": format_count(self.flops),
+            "peak_memory": "-" if self.peak_memory is None else format_bytes(self.peak_memory),
+        }
+        found = [_with_ratio(text, getattr(self.ratios, name)) for name, text in counted.items()]
+        for size, latency in self.latency.items():
+            spread = f"{1e3 * latency.median:.3g} [{1e3 * latency.lower:.3g}, {1e3 * latency.upper:.3g}]"
+            found.append(_with_ratio(spread, self.ratios.latency.get(size)))
+        return found
+
+    def _repr_html_(self) -> str:
+        return Costs({"": self})._repr_html_()
+
+
+class Costs(dict[str, Cost]):
+    """The cost of each model by its name, printable as a table."""
+
+    def header(self) -> list[str]:
+        """Return the names of the columns."""
+        sizes = dict.fromkeys(size for cost in self.values() for size in cost.latency)
+        return ["", "parameters", "stored", "FLOPs", "peak memory", *(f"ms, batch {size}" for size in sizes)]
+
+    def rows(self) -> list[list[str]]:
+        """Return one row of text for each model."""
+        return [[name, *cost.cells()] for name, cost in self.items()]
+
+    def __str__(self) -> str:
+        return text_table(self.header(), self.rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            self.header(), self.rows(), "Medians with quartiles; in parentheses the ratio to the reference"
+        )
+
+
+def _with_ratio(text: str, ratio: float | None) -> str:
+    return text if ratio is None else f"{text} ({ratio:.2f}x)"
