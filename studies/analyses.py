@@ -9,7 +9,7 @@ from typing import Any
 from enfold.errors import EnfoldError
 from enfold.registry import suggest
 from enfold.run.analyses import home
-from enfold.run.recipe import as_tuple
+from enfold.run.recipe_checks import as_tuple
 from enfold.run.seed_run import SeedRun
 
 Tree = dict[str, Any]

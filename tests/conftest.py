@@ -11,23 +11,23 @@ import torch
 import typer.main
 from hypothesis import settings
 
-settings.register_profile("busy", deadline=None, max_examples=25)  # a busy machine is no failure
+settings.register_profile("busy", deadline=None, max_examples=25)  # a busy machine is not a failure
 settings.load_profile("busy")
 torch.set_num_threads(1)
 for absent in (torch.cuda, torch.xpu, torch.mtia):
-    if not absent.is_available():  # a seed waits there with a trace of the stack: a tenth of the time of all tests
+    if not absent.is_available():  # torch would store a stack trace for each seed, which is slow
         absent.manual_seed_all = lambda seed: None
 typer.main.get_command = cache(typer.main.get_command)  # every test of the command line would build all commands
-sys.path.insert(0, str(Path(__file__).parent))  # for the networks of zoo.py, which tests of several rooms share
+sys.path.insert(0, str(Path(__file__).parent))  # for the helper modules in this folder
 
 
 def pytest_configure(config):
-    """Tests of everything else judge calibration by handfuls of examples; test_calibration.py asks for the warning."""
+    """Ignore warnings about few examples for a calibration error, except in test_calibration.py."""
     config.addinivalue_line("filterwarnings", "ignore:a calibration error with:UserWarning")
 
 
 def pytest_collection_finish():
-    """What was imported stays, so the garbage collector excludes it; it runs less often than by default."""
+    """Exclude everything that is imported from garbage collection, and collect less often than by default."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

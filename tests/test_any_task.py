@@ -5,207 +5,43 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections import namedtuple
-from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import enfold
+from any_task import (
+    NUMBERS,
+    PLAIN,
+    PROBLEMS,
+    STRUCTURES,
+    WIDTH,
+    Graph,
+    assert_close,
+    every_task,
+    examples,
+    loader,
+    outputs_of,
+    shuffled,
+)
 from enfold import merge
 from enfold.analysis.interpolation import interpolate
 from enfold.data.batches import Batch
-from enfold.distill.losses.kd import KD
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.evaluate import evaluate, member_logits, predict
 from enfold.registry import methods
-from enfold.symmetry import permute, symmetries
-from enfold.tasks import Regression
+from enfold.symmetry import symmetries
 from enfold.train.objective import TaskLoss
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # a few steps of tiny networks: members are alike, and more
 ]
 
-IGNORED = -100
-SIZE = 6  # examples in a batch
-WIDTH = 8
-
-# Networks: two inputs, x and z, for every task.
-
-
-class Vector(nn.Module):
-    """(B, 5) and (B, 4) -> (B, outputs)."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.first, self.other = nn.Linear(5, WIDTH), nn.Linear(4, WIDTH)
-        self.middle, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, outputs)
-        self.norm: nn.Module = nn.Identity()
-
-    def body(self, x, z):
-        hidden = torch.relu(self.first(x) + self.other(z))
-        return self.head(torch.relu(self.norm(self.middle(hidden))))
-
-
-class Dense(nn.Module):
-    """(B, 3, 4, 4) and (B, 2, 4, 4) -> (B, outputs, 4, 4)."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.first, self.other = nn.Conv2d(3, WIDTH, 3, padding=1), nn.Conv2d(2, WIDTH, 1)
-        self.middle, self.head = nn.Conv2d(WIDTH, WIDTH, 3, padding=1), nn.Conv2d(WIDTH, outputs, 1)
-        self.norm: nn.Module = nn.Identity()
-
-    body = Vector.body
-
-
-class Tokens(nn.Module):
-    """Indices (B, T) and a mask (B, T) -> (B, T, outputs)."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.words, self.first = nn.Embedding(11, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.middle, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, outputs)
-        self.norm: nn.Module = nn.Identity()
-
-    def body(self, x, z):
-        hidden = self.words(x) * z[..., None]
-        context = hidden.sum(1, keepdim=True) / z.sum(1)[:, None, None]
-        return self.head(torch.relu(self.norm(self.middle(torch.relu(self.first(hidden + context))))))
-
-
-def taking(body: type[nn.Module], structure: str) -> type[nn.Module]:
-    """A network that takes its inputs as a loader of this structure yields them."""
-
-    class TakesTwo(body):
-        def forward(self, x, z):
-            return self.body(x, z)
-
-    class TakesObject(body):
-        def forward(self, batch):
-            return self.body(batch.x, batch.z)
-
-    return TakesObject if structure == "object" else TakesTwo
-
-
-# Tasks: the network, inputs and targets, what is passed as task=, and the loss in plain PyTorch.
-
-
-@dataclass(frozen=True)
-class Problem:
-    body: type[nn.Module]
-    outputs: int
-    task: object  # for fit; None is inferred
-    loss: object  # (outputs, targets) -> scalar
-
-    def network(self, structure: str = "dict", seed: int = 0, *, norm: bool = False) -> nn.Module:
-        torch.manual_seed(seed)
-        network = taking(self.body, structure)(self.outputs)
-        if norm:
-            network.norm = nn.BatchNorm2d(WIDTH) if self.body is Dense else nn.LayerNorm(WIDTH)
-        return network
-
-
-def gaussian_nll(outputs, targets):
-    return F.gaussian_nll_loss(outputs[:, 0], targets, outputs[:, 1].exp(), full=True, eps=1e-6)
-
-
-PROBLEMS = {
-    "classes": Problem(Vector, 3, None, F.cross_entropy),
-    "dense": Problem(Dense, 3, None, F.cross_entropy),
-    "tokens": Problem(Tokens, 3, None, lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())),
-    "binary": Problem(Vector, 1, None, lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.float())),
-    "multilabel": Problem(Vector, 3, "multilabel", lambda out, y: F.binary_cross_entropy_with_logits(out, y.float())),
-    "point": Problem(Vector, 1, "regression", lambda out, y: F.mse_loss(out[:, 0], y)),
-    "gaussian": Problem(Vector, 2, Regression(head="gaussian", variance="log"), gaussian_nll),
-}
-
-
-def examples(name: str, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, z and y of one batch."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=draw)
-
-    def integers(high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(high, shape, generator=draw)
-
-    if name == "dense":
-        y = integers(3, SIZE, 4, 4)
-        y[0, :2] = IGNORED
-        return normal(SIZE, 3, 4, 4), normal(SIZE, 2, 4, 4), y
-    if name == "tokens":
-        length = 4 + seed % 2  # batches are padded to different lengths
-        mask = (torch.arange(length) < torch.randint(2, length + 1, (SIZE, 1), generator=draw)).float()
-        y = integers(3, SIZE, length).masked_fill(mask == 0, IGNORED)
-        return integers(11, SIZE, length), mask, y
-    x, z = normal(SIZE, 5), normal(SIZE, 4)
-    targets = {
-        "classes": integers(3, SIZE),
-        "binary": torch.arange(SIZE) % 2,
-        "multilabel": integers(2, SIZE, 3).float(),
-        "point": x[:, 0] - z[:, 1],
-        "gaussian": x[:, 0] - z[:, 1],
-    }
-    return x, z, targets[name]
-
-
-# Structures of batches.
-
-Named = namedtuple("Named", ["x", "z", "label"])
-
-
-@dataclass
-class Record:
-    x: torch.Tensor
-    z: torch.Tensor
-    target: torch.Tensor
-
-
-class Graph:
-    """An object that is the input itself, with its target as `y`."""
-
-    def __init__(self, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> None:
-        self.x, self.z, self.y = x, z, y
-
-
-STRUCTURES = {
-    "tuple": lambda x, z, y: ((x, z), y),
-    "two": lambda x, z, y: (x, z, y),
-    "dict": lambda x, z, y: {"x": x, "z": z, "labels": y},
-    "named": Named,
-    "record": Record,
-    "object": Graph,
-}
-
-
-def loader(name: str, structure: str = "dict", seeds: tuple[int, ...] = (1, 2)) -> list[object]:
-    return [STRUCTURES[structure](*examples(name, seed)) for seed in seeds]
-
-
-every_task = pytest.mark.parametrize("name", PROBLEMS)
-PLAIN = {
-    "optimizer": "sgd", "lr": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "schedule": "constant",
-    "quiet": True,
-}  # fmt: skip
-
 
 def copies(networks: list[nn.Module]) -> list[nn.Module]:
     return [copy.deepcopy(network) for network in networks]
-
-
-def outputs_of(network: nn.Module, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Call a network of this file with its inputs."""
-    return network.body(x, z)
-
-
-def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=tolerance)
 
 
 # Training: every structure with every task, against a loop over deep copies.
@@ -261,14 +97,6 @@ def test_symmetry_and_matching(name, structure):
             assert_close(found.state_dict()[key], value)
 
 
-def shuffled(network: nn.Module, symmetry) -> nn.Module:
-    draw = torch.Generator().manual_seed(5)
-    orders = {group.name: torch.randperm(group.size, generator=draw) for group in symmetry.groups}
-    twin = copy.deepcopy(network)
-    twin.load_state_dict(permute(dict(network.state_dict()), symmetry, orders))
-    return twin
-
-
 # Ensembles: every method with every task.
 
 SETTINGS = {
@@ -287,8 +115,8 @@ REFUSED = {
     "mimo": "joins the inputs of its members to one tensor",
 }
 """Methods that do not train from a loader of dictionaries, and the reason in the error."""
-NUMBERS = ("point", "gaussian")
 CLASSES_ONLY = {
+    "dice": "compares examples of one class",
     "boosting": "weighs examples by errors of classification",
     "hyper_deep_ensemble": "selects candidates by predictions of classes",
 }
@@ -389,196 +217,6 @@ def test_methods_for_tensors_in_memory(method, name):
     assert outputs.shape[1:] == network(x).shape
     assert problem.loss(outputs.mean(0), y) < start
     assert bool(ensemble.predict(x).mean.isfinite().all())
-
-
-# Distillation: every loss with every task.
-
-LOSSES_OF_CLASSES = {
-    "ae_kd": "is a loss of logits of classes",
-    "end2": "has Dirichlet distributions of classes as its target",
-    "proxy_end2": "has Dirichlet distributions of classes as its target",
-}
-"""Losses that are defined for classes, and are refused for numbers."""
-
-
-@every_task
-@pytest.mark.parametrize("loss", methods("distill"))
-def test_every_distillation_loss(loss, name):
-    problem, batches = PROBLEMS[name], loader(name)
-    teacher = DeepEnsemble([problem.network(seed=seed) for seed in range(2)])
-    settings = {"epochs": 1, "lr": 0.01, "task": problem.task, "quiet": True}
-    kind = methods("distill")[loss].target
-    if loss in LOSSES_OF_CLASSES and name in NUMBERS:
-        with pytest.raises(EnfoldError, match="defined for classes"):
-            enfold.distill(teacher, batches, loss=kind(), **settings)
-        return
-    student = enfold.distill(teacher, batches, loss=kind(), **settings)
-    x, z, _ = examples(name, 1)
-    student.eval()
-    outputs = member_logits(student, {"x": x, "z": z})
-    assert bool(outputs.isfinite().all())
-
-
-@pytest.mark.parametrize("perturbation", methods("perturb"))
-def test_perturbations_of_two_inputs(perturbation):
-    batches, settings = loader("classes"), {"epochs": 1, "quiet": True}
-    teacher = DeepEnsemble([PROBLEMS["classes"].network(seed=seed) for seed in range(2)])
-    settings["student"] = DeepEnsemble([PROBLEMS["classes"].network(seed=seed) for seed in range(2, 4)])
-    perturb = methods("perturb")[perturbation].target()
-    if perturbation == "cutmix":
-        with pytest.raises(EnfoldError, match=r"perturb.*images"):
-            enfold.distill(teacher, batches, perturb=perturb, **settings)
-        return
-    found = enfold.distill(teacher, batches, perturb=perturb, **settings)
-    plain = enfold.distill(teacher, batches, **settings)
-    assert not all(torch.equal(*pair) for pair in zip(found.parameters(), plain.parameters(), strict=True))
-
-
-@every_task
-def test_kd_is_the_divergence_from_the_mixture(name):
-    """One step of gradient descent with the divergence written out."""
-    problem, (x, z, y) = PROBLEMS[name], examples(name, 1)
-    networks = [problem.network(seed=seed) for seed in range(2)]
-    start = problem.network(seed=7)
-    expected = copy.deepcopy(start)
-    with torch.no_grad():
-        teachers = torch.stack([outputs_of(network, x, z, y) for network in networks])
-    loss = divergence(name, outputs_of(expected, x, z, y), teachers, y)
-    loss.backward()
-    with torch.no_grad():
-        for parameter in expected.parameters():
-            parameter -= 0.1 * parameter.grad
-    student = enfold.distill(
-        networks, loader(name, seeds=(1,)), loss=KD(), init=start, epochs=1, select="last", task=problem.task, **PLAIN
-    )
-    for key, value in expected.state_dict().items():
-        assert_close(student.state_dict()[key], value)
-
-
-def divergence(name, outputs, teachers, y):
-    if name == "point":
-        return F.mse_loss(outputs, teachers.mean(0))
-    if name == "gaussian":
-        mean = teachers[..., 0].mean(0)
-        variance = teachers[..., 1].exp().mean(0) + teachers[..., 0].var(0, correction=0)
-        own, log = outputs[:, 0], outputs[:, 1]
-        return ((log - variance.log() - 1 + (variance + (own - mean) ** 2) / log.exp()) / 2).mean()
-    if name in ("binary", "multilabel"):
-        outputs, teachers = (torch.stack([torch.zeros_like(each), each], dim=-1) for each in (outputs, teachers))
-        known = torch.ones(outputs.shape[:-1], dtype=torch.bool)
-    else:
-        axis = 1 if name == "dense" else -1
-        outputs, teachers = outputs.movedim(axis, -1), teachers.movedim(axis if axis < 0 else axis + 1, -1)
-        known = y != IGNORED
-    target = teachers.softmax(-1).mean(0)
-    rows = (target * (target.log() - outputs.log_softmax(-1))).sum(-1)
-    return rows[known].mean()
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("name", ["tokens", "gaussian"])
-def test_distillation_takes_every_structure(name, structure):
-    problem = PROBLEMS[name]
-    networks = [problem.network(structure, seed) for seed in range(2)]
-    settings = {"init": networks[0], "epochs": 1, "lr": 0.01, "task": problem.task, "quiet": True}
-    found = enfold.distill(networks, loader(name, structure), loss=KD(alpha=0.5), **settings)
-    expected = enfold.distill(
-        [problem.network("dict", seed) for seed in range(2)],
-        loader(name),
-        loss=KD(alpha=0.5),
-        **{**settings, "init": problem.network("dict", 0)},
-    )
-    for key, value in expected.state_dict().items():
-        assert_close(found.state_dict()[key], value)
-
-
-# Merges: every one with every task.
-
-SHORT = {
-    "straight_through": {"epochs": 1},
-    "perm_avg": {"epochs": 2, "quiet": True, "select": "last"},
-    "fisher": {"examples": 6},
-    "regmean": {"examples": 6},
-}
-EXACT = (
-    "activation_matching", "c2m3", "merge_many", "ot_fusion", "straight_through", "weight_matching", "zipit"
-)  # fmt: skip
-"""Merges that give back a network from permuted copies of it."""
-TASK = ("fisher", "perm_avg", "soup", "straight_through", "task_arithmetic", "wise_ft")
-"""Merges that use targets."""
-
-
-@every_task
-@pytest.mark.parametrize("method", methods("merge"))
-def test_every_merge(method, name):
-    problem, batches = PROBLEMS[name], loader(name, seeds=(1, 2, 3))
-    network = problem.network().eval()
-    x, z, y = examples(name, 1)
-    twin = shuffled(network, symmetries(network, {"x": x, "z": z}))
-    function = methods("merge")[method].target
-    options = SHORT.get(method, {}) | ({"task": problem.task} if method in TASK else {})
-    if "base" in inspect.signature(function).parameters:
-        options |= {"base": network}
-    if method == "wise_ft":
-        options |= {"val": batches}
-    if method == "repair":
-        found = function(copy.deepcopy(network), [network, twin], batches)
-    elif method == "soup":
-        found = function([network, copy.deepcopy(network)], batches, batches, **options)
-    else:
-        found = function([network, twin], batches, **options)
-    outputs, expected = outputs_of(found, x, z, y), outputs_of(network, x, z, y)
-    assert bool(outputs.isfinite().all())
-    if method in EXACT or method in ("repair", "soup"):
-        assert_close(outputs, expected, 1e-4)
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("kind", ["repair", "rescale", "closed_form", "reset"])
-def test_repair_takes_every_structure(kind, structure):
-    """Units of the mean of two copies have the statistics of the copies already."""
-    network = PROBLEMS["classes"].network(structure).eval()
-    found = merge.average([network, copy.deepcopy(network)], loader("classes", structure), repair=kind)
-    assert_close(outputs_of(found, *examples("classes", 1)), outputs_of(network, *examples("classes", 1)), 1e-4)
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_batch_norm_statistics_are_measured_for_every_structure(structure):
-    networks = [PROBLEMS["dense"].network(structure, seed, norm=True) for seed in range(2)]
-    found = merge.average(networks, loader("dense", structure))
-    seen = []
-    found.norm.register_forward_pre_hook(lambda layer, args: seen.append(args[0]))
-    for seed in (1, 2):
-        outputs_of(found, *examples("dense", seed))
-    assert_close(found.norm.running_mean, torch.cat(seen).mean((0, 2, 3)))
-
-
-@every_task
-@pytest.mark.parametrize("kind", ["greedy", "learned"])
-def test_soups_are_chosen_by_the_task(name, kind):
-    problem, batches = PROBLEMS[name], loader(name)
-    networks = [problem.network(seed=seed) for seed in range(3)]
-    found = merge.soup(
-        networks,
-        batches,
-        kind=kind,
-        score=None if kind == "learned" else "nll" if name != "point" else "mse",
-        task=problem.task,
-    )
-    if kind == "greedy":
-        criterion = predict(found, batches, task=problem.task).criterion
-        best = min(evaluate(network, batches, task=problem.task).scores[criterion] for network in networks)
-        assert evaluate(found, batches, task=problem.task).scores[criterion] <= best + 1e-5
-
-
-@every_task
-def test_perm_avg_learns_from_the_members(name):
-    problem, batches = PROBLEMS[name], loader(name)
-    networks = [problem.network(seed=seed) for seed in range(2)]
-    found = merge.perm_avg(networks, batches, batches, alpha=0.5, epochs=1, quiet=True, task=problem.task)
-    assert math.isfinite(
-        evaluate(found, batches, task=problem.task).scores[predict(found, batches, task=problem.task).criterion]
-    )
 
 
 # Cost and analyses.

@@ -20,7 +20,7 @@ from enfold.evaluate import (
     mean_member_score,
     member_logits,
     predict,
-    recovered,
+    recovered_fraction,
     score,
     shown,
     shown_gain,
@@ -146,8 +146,8 @@ def test_the_gain_recovered(members, data):
     assert ensemble.gain_recovered == pytest.approx(1.0)
     gains = [evaluate(network, data, reference=members).gain_recovered for network in members.networks()]
     assert sum(gains) / 3 == pytest.approx(0.0, abs=1e-6)
-    assert recovered({"nll": 0.9}, {"nll": 1.0}, {"nll": 0.8}) == pytest.approx(0.5)
-    assert math.isnan(recovered({"nll": 0.9}, {"nll": 1.0}, {"nll": 1.0}))
+    assert recovered_fraction({"nll": 0.9}, {"nll": 1.0}, {"nll": 0.8}) == pytest.approx(0.5)
+    assert math.isnan(recovered_fraction({"nll": 0.9}, {"nll": 1.0}, {"nll": 1.0}))
     alone = evaluate(members.member(0), data, reference=members[:1])
     assert math.isnan(alone.gain_recovered)  # one member is its own ensemble
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from enfold import progress as module
-from enfold.progress import Lines, Silent, part, progress, titled
+from enfold.progress import Lines, Silent, part, progress, replace_titles
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_without_a_total_there_is_no_percentage(clock, capsys):
 
 
 def test_inside_a_block_the_title_is_that_of_the_block(clock, capsys):
-    with titled("seed 0: kd"), progress("distill (fresh)", 1) as bar:
+    with replace_titles("seed 0: kd"), progress("distill (fresh)", 1) as bar:
         bar.advance(1)
         bar.say("done")
     with progress("distill (fresh)", 1) as bar:
@@ -69,7 +69,7 @@ def test_inside_a_block_the_title_is_that_of_the_block(clock, capsys):
 
 
 def test_parts_follow_titles(clock, capsys):
-    for block in (titled("seed 0: merge"), nullcontext()):
+    for block in (replace_titles("seed 0: merge"), nullcontext()):
         with block, part("member 3 is added"), progress("perm_avg", 1) as bar:
             bar.advance(1)
             bar.say("done")

@@ -42,12 +42,13 @@ INPUTS = frozenset(
         "on_epoch",
         "logger",
         "quiet",
+        "executor",
         "title",
         "unpack",
         "outputs",
     ]
 )
-"""Parameters that are no options of a method: networks, data, and how the call is carried out."""
+"""Parameters that are not options of a method: networks, data, and how the call is carried out."""
 
 REQUIRED: Any = inspect.Parameter.empty
 

@@ -42,7 +42,7 @@ def fit_weights(
         draws: The number of bootstrap draws for "pseudo-bma".
         seed: The seed of the draws.
         task: What the outputs mean; None for the task that the ensemble was trained for, or to infer it.
-        batch_size: Examples per forward pass, where `val` is no loader.
+        batch_size: Examples per forward pass, where `val` is not a loader.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Returns:

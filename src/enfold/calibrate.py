@@ -87,7 +87,7 @@ class Calibrated(nn.Module):
         if isinstance(task, Classification):
             mean = outputs[0].float() if len(outputs) == 1 else self._mean_logits(task, outputs)
             return mean / self.factor  # (1)
-        found = self._scaled(predict_outputs(self.model, task, outputs))
+        found = self._scale(predict_outputs(self.model, task, outputs))
         parts = [found.mean, found.aleatoric, found.epistemic]
         return torch.stack(parts, 1) if found.mean.ndim == 1 else torch.cat(parts, self._axis(task))
 
@@ -106,7 +106,7 @@ class Calibrated(nn.Module):
         task = self.model_task
         own = predict_outputs(self.model, task, outputs)
         if not isinstance(task, Classification):
-            return self._scaled(own)
+            return self._scale(own)
         mean = task.predict((self._mean_logits(task, outputs) / self.factor)[None])
         epistemic = torch.minimum(own.epistemic, mean.total)
         return replace(mean, members=own.members, epistemic=epistemic, aleatoric=mean.total - epistemic)
@@ -118,7 +118,7 @@ class Calibrated(nn.Module):
         weights = self.model.member_weights if isinstance(self.model, Ensemble) else None
         return task.mean_logits(outputs) if weights is None else task.mean_logits(outputs, weights)
 
-    def _scaled(self, found: Prediction) -> Prediction:
+    def _scale(self, found: Prediction) -> Prediction:
         """Return a prediction of numbers with scaled variances, equation (2)."""
         variance = self.factor.square()
         if isinstance(self.model_task, Regression) and self.model_task.head in ("point", None):
@@ -149,7 +149,7 @@ def calibrate(
         model: A network or an ensemble. It is part of the result and not copied.
         val: Validation examples, which were not used for training.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
-        batch_size: Examples per forward pass, where `val` is no loader.
+        batch_size: Examples per forward pass, where `val` is not a loader.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
     """
     require(val, "val", "calibrate")
@@ -208,7 +208,7 @@ def threshold(
         reject: The fraction of predictions to reject: of examples, pixels, labels or numbers. Predictions with the
             same uncertainty are accepted or rejected together.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
-        batch_size: Examples per forward pass, where `val` is no loader.
+        batch_size: Examples per forward pass, where `val` is not a loader.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
     Raises:

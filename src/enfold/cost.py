@@ -187,7 +187,7 @@ def time_rounds(
         for round_ in range(rounds):
             start = round_ % max(len(names), 1)
             for name in names[start:] + names[:start]:
-                samples[name].append(_elapsed(calls[name], repeats[name], clock) / repeats[name])
+                samples[name].append(_measure_seconds(calls[name], repeats[name], clock) / repeats[name])
     return samples
 
 
@@ -205,12 +205,12 @@ def round_ratio(samples: Sequence[float], reference: Sequence[float]) -> float:
 def _repeats(call: Call, clock: Clock, shortest: float) -> int:
     """Return the number of calls that take at least `shortest` seconds."""
     repeats = 1
-    while repeats < MOST_REPEATS and _elapsed(call, repeats, clock) < shortest:
+    while repeats < MOST_REPEATS and _measure_seconds(call, repeats, clock) < shortest:
         repeats *= 2
     return repeats
 
 
-def _elapsed(call: Call, repeats: int, clock: Clock) -> float:
+def _measure_seconds(call: Call, repeats: int, clock: Clock) -> float:
     start = clock()
     for _ in range(repeats):
         call()

@@ -85,7 +85,7 @@ class Ensemble(Runner):
 
     notice: str = ""  # a remark about the members for tables and reports
     task: Task | None = None
-    """What the outputs mean; `fit` sets it, and `predict` uses it. None: unknown, read as logits of classes."""
+    """The task; `fit` sets it, and `predict` uses it. None: unknown, outputs are read as logits of classes."""
 
     def __init__(self, network: nn.Module | Sequence[nn.Module], num_members: int, engine: EngineName = "auto") -> None:
         if num_members < 1:
@@ -105,7 +105,7 @@ class Ensemble(Runner):
         It is called as the network is: with one tensor, several inputs, or keywords. A tuple or dictionary that a
         loader yielded may also be passed as it is.
         """
-        return self._run(self._unwrapped(pack_inputs(args, kwargs)), each=False)
+        return self._run(self._unwrap(pack_inputs(args, kwargs)), each=False)
 
     def forward_each(self, inputs: Tensor) -> Tensor:
         """Return the outputs of each member for its own inputs: (M, B, ...) -> (M, B, ...)."""
@@ -250,12 +250,12 @@ class Ensemble(Runner):
 
     @property
     def owns_all_parameters(self) -> bool:
-        """Whether every tensor of the state dict has a leading member axis, so that members are selected one by one."""
+        """Return whether every tensor of the state dict has a leading member axis, by which members are selected."""
         return False
 
     @property
     def has_independent_members(self) -> bool:
-        """Whether a member is trained without the others, so that blocks of members can be trained anywhere."""
+        """Return whether a member is trained without the others, so that blocks of members can be trained anywhere."""
         return False
 
     @property
@@ -265,7 +265,7 @@ class Ensemble(Runner):
 
     @property
     def needs_trained_network(self) -> bool:
-        """Whether the network given to the constructor should be trained already."""
+        """Return whether the network given to the constructor should be trained already."""
         return False
 
     def configure(self, config: TrainConfig) -> TrainConfig:
@@ -291,7 +291,17 @@ class Ensemble(Runner):
         on_epoch: Callable[[Epoch], None] | None = None,
         logger: LoggerLike | Log = None,
     ) -> History | None:
-        """Train in a way of the method's own, and return the history; None: `fit` trains by its loop."""
+        """Train in a way of the method's own, and return the history; None: `fit` trains by its loop.
+
+        Args:
+            data: Training and validation data.
+            config: The training settings.
+            checkpoint: File of the state after each epoch; None for none.
+            title: Title of the progress bar.
+            quiet: Whether to show no progress.
+            on_epoch: Function that is called after each epoch.
+            logger: Where metrics are logged.
+        """
         return None
 
     def on_fit_start(self, data: Data, config: TrainConfig) -> None:
@@ -349,10 +359,10 @@ class Ensemble(Runner):
 
     @property
     def network_name(self) -> str:
-        """The class of the members' network."""
-        return type(self.skeleton.network).__name__
+        """The class of the members' network; several classes are separated by commas."""
+        return ", ".join(dict.fromkeys(type(network).__name__ for network in self.called_networks()))
 
-    def _stored(self, name: str, tensor: Tensor) -> Tensor:
+    def _convert(self, name: str, tensor: Tensor) -> Tensor:
         """Return a tensor as what it is in the network: a parameter, frozen or trained as there, or a buffer."""
         if name in self.skeleton.parameters:
             return nn.Parameter(tensor, requires_grad=name in self.skeleton.trainable)

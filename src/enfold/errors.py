@@ -40,7 +40,7 @@ class UserCodeError(EnfoldError):
 
 
 class WriteError(EnfoldError):
-    """A file could not be written: the disk is full, or the folder is read-only, protected or gone."""
+    """A file could not be written: the disk is full, or the folder is read-only, protected or missing."""
 
     REMEDIES: ClassVar = {
         errno.ENOSPC: "free some space and continue with the same command (a run with --resume)",

@@ -54,7 +54,7 @@ def predict(
         model: A network or an ensemble.
         examples: Examples with targets: a DataLoader, a Dataset, a pair (inputs, targets), or a data set of
             `enfold.data.load`, of which the test split is used.
-        batch_size: Examples per forward pass, where `examples` is no loader; about 1,000 are fastest.
+        batch_size: Examples per forward pass, where `examples` is not a loader; about 1,000 are fastest.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
 
@@ -116,7 +116,7 @@ def mean_member_score(test: RowPredictions, validation: RowPredictions | None = 
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
-def recovered(
+def recovered_fraction(
     one: Mapping[str, float],
     mean_member: Mapping[str, float],
     ensemble: Mapping[str, float],

@@ -75,3 +75,23 @@ def method_object(package: ModuleType, file: str) -> Any:
         f"'{module.__file__}' must define a class {camel} or a function {file}, the name of its file, got {found}: "
         "rename one of these or the file; a file of helpers has a name that begins with _"
     )
+
+
+class FunctionPackage(ModuleType):
+    """A package whose method files have functions, each imported when it is first used.
+
+    Importing a file sets the attribute of its name in the package to the module; here it is the function.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in method_files(self.__path__):
+            return method_object(self, name)
+        raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and name in method_files(self.__path__):
+            value = method_object(self, name)
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *method_files(self.__path__)})

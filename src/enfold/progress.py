@@ -125,7 +125,7 @@ def announce(text: str) -> None:
 
 
 @contextmanager
-def titled(title: str) -> Iterator[None]:
+def replace_titles(title: str) -> Iterator[None]:
     """Replace the titles of all progress bars inside the block: the caller knows a better name."""
     with _set(_title, title):
         yield

@@ -51,7 +51,7 @@ USES: dict[str, tuple[str, str]] = {
 STEP_KEYS = frozenset(
     ["method", "label", "family", "network", "init", "teacher", "student", "perturb", "train", "first", "seeds"]
 )
-"""The keys of a step of a recipe, which are no options of its method."""
+"""The keys of a step of a recipe, which are not options of its method."""
 
 GIVEN: dict[str, frozenset[str]] = {
     "ensemble": frozenset(["network", "networks"]),
@@ -68,7 +68,7 @@ GIVEN: dict[str, frozenset[str]] = {
 
 GROUP = "enfold.methods"
 NOT_METHODS = frozenset(["deep_ensemble", "mixed_ensemble", "align", "basin_check"])
-"""Files that are no methods of a recipe: ensembles of separate networks, alignment without a merge, the basin check."""
+"""Files without a method of a recipe: ensembles of separate networks, alignment without a merge, the basin check."""
 
 
 class BrokenMethodWarning(UserWarning):
@@ -133,7 +133,7 @@ def methods(kind: str) -> dict[str, Method]:
         if kind_of(target) != kind:
             raise EnfoldError(f"'{inspect.getfile(target)}' must define a {kind} method, but {_fault(target, kind)}")
         found[name] = make_method(name, kind, target)
-    for name, target in _installed():
+    for name, target in _list_installed():
         if kind_of(target) == kind:
             if name in found:
                 warnings.warn(f"the method '{name}' exists; that of a plugin is ignored", BrokenMethodWarning, 2)
@@ -196,7 +196,7 @@ def load_method(reference: str) -> Method:
     """Return the method that a reference to user code names, such as `mine.py:my_merge` or `mine.py:MyEnsemble`.
 
     Raises:
-        EnfoldError: If the code is not trusted, cannot be imported, or is no method.
+        EnfoldError: If the code is not trusted, cannot be imported, or is not a method.
     """
     target = resolve(reference)
     kind = kind_of(target)
@@ -239,14 +239,14 @@ def reserved_names(kind: str) -> frozenset[str]:
 
 
 def _fault(target: Any, kind: str | None = None) -> str:
-    """Return why an object is no method, and the remedy."""
+    """Return why an object is not a method, and the remedy."""
     bases = {each: base.rpartition(":")[2] for each, base in BASES.items() if kind in (None, each)}
     name = getattr(target, "__name__", repr(target))
     if isinstance(target, type):
         abstract = sorted(getattr(target, "__abstractmethods__", ()))
         if abstract and issubclass(target, tuple(_base(BASES[each]) for each in bases)):
             return f"'{name}' does not define {', '.join(abstract)}: define it"
-        return f"'{name}' is no subclass of {' or '.join(bases.values()) or 'any kind'}: " + (
+        return f"'{name}' is not a subclass of {' or '.join(bases.values()) or 'any kind'}: " + (
             f"derive it from {' or '.join(bases.values())}" if bases else f"write a function {name}(models, ...)"
         )
     if inspect.isfunction(target) and kind in (None, "merge"):
@@ -283,7 +283,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f", did you mean '{near}'?" if near else ""
 
 
-def _installed() -> Iterator[tuple[str, Any]]:
+def _list_installed() -> Iterator[tuple[str, Any]]:
     for entry in entry_points(group=GROUP):
         try:
             target = entry.load()
@@ -293,7 +293,7 @@ def _installed() -> Iterator[tuple[str, Any]]:
             )
             continue
         if kind_of(target) is None:
-            warnings.warn(f"'{entry.name}' ({entry.value}) is no method of enfold", BrokenMethodWarning, 3)
+            warnings.warn(f"'{entry.name}' ({entry.value}) is not a method of enfold", BrokenMethodWarning, 3)
         yield entry.name.replace("-", "_"), target
 
 

@@ -63,7 +63,14 @@ def save(model: nn.Module, path: str | Path, *, about: Mapping[str, Any] | None 
 
 
 def write_model(model: nn.Module, values: Path, beside: Path, about: Mapping[str, Any] | None) -> None:
-    """Write the tensors and the manifest; both are complete before either is moved to its place, the manifest last."""
+    """Write the tensors and the manifest; both are complete before either is moved to its place, the manifest last.
+
+    Args:
+        model: The network or ensemble.
+        values: The safetensors file.
+        beside: The file of the manifest.
+        about: What the caller stores with it; None for nothing.
+    """
     library = {"library_name": LIBRARY} if beside.name == CONFIG else {}
     with atomic_path(beside) as manifest_file, atomic_path(values) as values_file:
         save_file(_tensors(model), values_file)

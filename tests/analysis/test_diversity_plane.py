@@ -9,7 +9,7 @@ from enfold.analysis.diversity_plane import (
     compute_disagreement,
     compute_diversity,
     compute_limits,
-    flipped,
+    flip_fraction,
     independent,
     lower_limit,
 )
@@ -37,7 +37,7 @@ def test_points_by_hand() -> None:
 def test_the_upper_limit_is_above_the_lower(classes: int, base: float, along: float) -> None:
     base = 1 / classes + (0.999 - 1 / classes) * base
     a = torch.tensor([1 / classes + along * (base - 1 / classes)], dtype=torch.float64)
-    assert float(independent(a, base, classes)) >= float(flipped(a, base, classes)) - 1e-9
+    assert float(independent(a, base, classes)) >= float(flip_fraction(a, base, classes)) - 1e-9
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -46,7 +46,7 @@ def test_at_chance_independent_networks_differ_by_chance(classes: int) -> None:
     expected = torch.tensor([(classes - 1) / classes], dtype=torch.float64)
     torch.testing.assert_close(independent(chance, 1 / classes, classes), expected)
     torch.testing.assert_close(independent(chance, 0.7, classes), expected)
-    torch.testing.assert_close(flipped(chance, 0.7, classes), expected)
+    torch.testing.assert_close(flip_fraction(chance, 0.7, classes), expected)
 
 
 def test_limits_agree_with_simulated_networks() -> None:
@@ -60,7 +60,7 @@ def test_limits_agree_with_simulated_networks() -> None:
     first, second = answers(base), answers(a)
     expected = float(independent(torch.tensor([a], dtype=torch.float64), base, classes))
     assert float((first != second).double().mean()) == pytest.approx(expected, abs=0.005)
-    part = float(flipped(torch.tensor([a], dtype=torch.float64), base, classes))
+    part = float(flip_fraction(torch.tensor([a], dtype=torch.float64), base, classes))
     other = (first + torch.randint(1, classes, (n,), generator=rng)) % classes
     changed = torch.where(torch.rand(n, generator=rng) < part, other, first)
     assert float((changed == labels).double().mean()) == pytest.approx(a, abs=0.005)

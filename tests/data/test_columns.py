@@ -29,7 +29,7 @@ class Pair(nn.Module):
 
 
 class Encoding(Mapping):
-    """A mapping that is no dictionary, as tokenizers return it."""
+    """A mapping that is not a dictionary, as returned by tokenizers."""
 
     def __init__(self, content):
         self.content = content

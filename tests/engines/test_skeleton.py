@@ -33,7 +33,7 @@ def test_a_tied_tensor_has_one_name_and_several_places():
 
 
 def test_a_lazy_parameter_is_refused_by_name():
-    with pytest.raises(EnfoldError, match=r"'1\.weight' is lazy: run one batch"):
+    with pytest.raises(EnfoldError, match=r"'1\.weight' is not: run one batch"):
         DeepEnsemble([nn.Sequential(nn.ReLU(), nn.LazyLinear(3))])
 
 

@@ -188,7 +188,7 @@ def test_tracing_leaves_no_state():
 
     skeleton = Skeleton(Apply(forward, layer=nn.Linear(6, 3)))
     before = dict(vars(skeleton.network))
-    with pytest.raises(CannotRun, match="not in a layer"):
+    with pytest.raises(CannotRun, match="outside a layer"):
         StackedProgram(skeleton, vectors(4))
     assert vars(skeleton.network) == before
 

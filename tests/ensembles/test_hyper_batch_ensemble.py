@@ -156,7 +156,7 @@ def test_a_layer_is_equations_1_and_2(layer, shape, tied):
 
 def test_embedding_layers_are_scaled_along_their_outputs():
     members = HyperBatchEnsemble(nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2)), 2, embedding_spread=0.5)
-    e, s = members.distribution.embedded()["0.weight"], members.fast.state()["0.s"][0]
+    e, s = members.distribution.embed()["0.weight"], members.fast.state()["0.s"][0]
     W, D = members.shared.state()["0.weight"], members.delta.state()["0.weight"]
     expected = torch.stack([W * s[m] + D * (s[m] * e[m]) for m in range(2)])
     torch.testing.assert_close(members.expand()["0.weight"], expected)
@@ -180,7 +180,7 @@ def test_the_penalty_in_three_terms_is_the_direct_expectation(layer):
     values, shape = members.distribution.draw(7), layer_shape(layer)  # a toy batch of 7
     kinds, total = members.distribution.groups, torch.zeros(3)
     for draw in range(7):
-        e = members.distribution.embedded(values[:, draw])
+        e = members.distribution.embed(values[:, draw])
         ones = torch.ones(1, 3, shape.inputs) if shape.inputs else None
         weights = members.shared.state()["weight"] + members.delta.state()["weight"] * shape.factor(
             ones, e["weight"][None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import enfold
 from clouds import three_clouds
 from enfold.data.batches import Batch
-from enfold.ensembles.repulsive_ensemble import RepulsiveEnsemble, _squared, log_density
+from enfold.ensembles.repulsive_ensemble import RepulsiveEnsemble, _squared_distances, log_density
 from enfold.errors import EnfoldError
 from enfold.metrics import pairwise_kl
 from enfold.networks import MLP
@@ -49,7 +49,7 @@ def test_the_gradient_of_the_log_density_is_the_published_quotient(count):
 
 def test_distances_from_products_are_those_of_differences():
     points = torch.randn(5, 9, dtype=torch.float64)
-    torch.testing.assert_close(_squared(points), torch.cdist(points, points).square())
+    torch.testing.assert_close(_squared_distances(points), torch.cdist(points, points).square())
 
 
 @pytest.mark.parametrize("space", ["function", "weights"])

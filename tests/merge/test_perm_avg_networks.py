@@ -13,7 +13,7 @@ from enfold.merge.common.sinkhorn import sinkhorn, softness
 from enfold.merge.common.soft import SoftAverage, mix_units
 from enfold.merge.common.states import mean_of, states_of
 from enfold.networks import ViT
-from enfold.symmetry import Symmetry, permuted, symmetries
+from enfold.symmetry import Symmetry, permute_state, symmetries
 from enfold.train import TrainConfig
 from enfold.train.batch_norm import reestimate
 from planted import convolutional, drawn, pixels, residual
@@ -40,7 +40,7 @@ def replanted(state: State, symmetry: Symmetry, seed: int) -> tuple[State, list[
     back = []
     for group in reversed(symmetry.groups):  # what is inside of blocks moves before them, as it is undone behind them
         order = torch.randperm(group.size, generator=source)
-        state = permuted(state, group, order)
+        state = permute_state(state, group, order)
         back.insert(0, torch.eye(group.size, dtype=torch.float64)[order].mT)
     return state, back
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from scipy import optimize
 
 from enfold.errors import EnfoldError
-from enfold.evaluate import Row, _gain, mean_member_score, recovered, score, shown
+from enfold.evaluate import Row, _gain, mean_member_score, recovered_fraction, score, shown
 from enfold.metrics import (
     DensePredictions,
     GaussianPredictions,
@@ -135,7 +135,7 @@ def test_the_gain_recovered_in_the_criterion(make):
     assert _gain(score(p), p, p.criterion) == pytest.approx(1)
     members = [_gain(score(p.member(m)), p, p.criterion) for m in range(p.num_members)]
     assert sum(members) / len(members) == pytest.approx(0, abs=1e-6)
-    assert recovered(score(p), mean_member_score(p), score(p), p.criterion) == pytest.approx(1)
+    assert recovered_fraction(score(p), mean_member_score(p), score(p), p.criterion) == pytest.approx(1)
 
 
 def test_the_gain_of_a_point_student_is_that_in_squared_error():

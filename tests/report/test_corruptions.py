@@ -1,4 +1,6 @@
-"""Figures under shift and of doubt: every model is named, values are those given, files carry alt text."""
+"""Figures of scores under shift and of uncertainty: names of models, given values, and alternative texts of files."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -8,16 +10,9 @@ from enfold.analysis.corruptions import summarize_by_kind
 from enfold.errors import EnfoldError
 from enfold.metrics import reliability_band, risk_coverage, roc
 from enfold.metrics.predictions import Predictions
-from enfold.report.corruptions import COLOURS, draw_boxes, draw_heat_map, select_models, severity_boxes, shift_heat_map
-from enfold.report.figure import STYLE
-from enfold.report.uncertainty import (
-    draw_histograms,
-    draw_reliability,
-    ood_histograms,
-    reliability_figure,
-    risk_coverage_figure,
-    roc_figure,
-)
+from enfold.report.corruptions import COLOURS, draw_boxes, draw_heat_map, select_models
+from enfold.report.figure import STYLE, write_figure
+from enfold.report.uncertainty import draw_curves, draw_histograms, draw_reliability, draw_roc
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +59,20 @@ def test_boxes_are_of_kinds_by_severity():
 def test_files_are_written_with_their_alt_text(tmp_path):
     p = answers()
     one, other = torch.rand(50), torch.rand(40) + 0.5
-    written = [
-        shift_heat_map(SEEDS, tmp_path, alt="a heat map"),
-        severity_boxes(SEEDS, tmp_path, metric="nll"),
-        reliability_figure({"one": reliability_band(p, bins=5, replicates=50)}, tmp_path),
-        risk_coverage_figure({"one": risk_coverage(p)}, tmp_path),
-        roc_figure({"one": roc(one, other)}, tmp_path),
-        ood_histograms({"noise": (one, other)}, tmp_path, score="entropy (nats)"),
-    ]
+    coverage = risk_coverage(p)
+    makers = {
+        "corruptions": partial(draw_heat_map, found(), "accuracy", 2),
+        "severities": partial(draw_boxes, found("nll"), "nll", 2),
+        "reliability": partial(draw_reliability, {"one": reliability_band(p, bins=5, replicates=50)}),
+        "risk": partial(draw_curves, {"one": (coverage.coverage, coverage.risk)}, "coverage", "error"),
+        "roc": partial(draw_roc, {"one": roc(one, other)}),
+        "ood": partial(draw_histograms, {"noise": (one, other)}, "entropy (nats)"),
+    }
+    written = [write_figure(make, tmp_path, name, name, f"the figure {name}") for name, make in makers.items()]
     assert [path.suffix for paths in written for path in paths] == [".svg", ".png"] * 6
-    assert "a heat map" in written[0][0].read_text()
-    assert b"a heat map" in written[0][1].read_bytes()
-    assert "Box plots of NLL (nats) by severity" in written[1][0].read_text()
+    for name, (svg, png) in zip(makers, written, strict=True):
+        assert f"the figure {name}" in svg.read_text()
+        assert f"the figure {name}".encode() in png.read_bytes()
 
 
 def test_a_diagram_shows_the_filled_bins_and_their_counts():
@@ -95,14 +92,13 @@ def test_histograms_are_fractions_on_one_scale():
     assert (first.patches[0].get_data().edges == second.patches[0].get_data().edges).all()
 
 
-def test_invalid_figures_are_refused(tmp_path):
-    many = [{str(index): scores(0.5) for index in range(len(COLOURS) + 1)}]
-    with pytest.raises(EnfoldError, match="models="):
-        severity_boxes(many, tmp_path)
+def test_invalid_figures_are_refused():
+    many = {str(index): summarize_by_kind([scores(0.5)], "accuracy") for index in range(len(COLOURS) + 1)}
+    with pytest.raises(EnfoldError, match="at most"):
+        draw_boxes(many, "accuracy", 1)
     with pytest.raises(EnfoldError, match="did you mean 'ensemble'"):
         select_models(SEEDS, ["ensembel"])
     with pytest.raises(EnfoldError, match="at least one seed"):
-        shift_heat_map([], tmp_path)
+        select_models([], None)
     with pytest.raises(EnfoldError, match="models"):
-        roc_figure({}, tmp_path)
-    assert not list(tmp_path.iterdir())
+        draw_roc({})

@@ -268,7 +268,7 @@ def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_c
     start = summary["rows"]["kept"]["unchanged"]
     assert start[0].startswith("member ")
     control = summary["controls"]["kept"]
-    assert f"enfold: kept: training returned its start, {start[0]}, unchanged" in done.err
+    assert f"enfold: kept: training returned its initial weights ({start[0]})" in done.err
     table = (finished / "table.md").read_text()
     assert "| kept (unchanged) |" in table
     history = json.loads((finished / "histories/steps/kept.json").read_text())
@@ -277,7 +277,7 @@ def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_c
     assert enfold("report", "--card", finished, "--label", "kept").code == 0
     card = (finished / "MODEL_CARD.md").read_text()
     assert "| test data | kept (unchanged) |" in card
-    assert "training returned its start" in card
+    assert "training returned its initial weights" in card
     assert f"Use {control} " in card, "which solves this task"
     assert enfold("report", finished).code == 0
     assert "kept (unchanged)" in (finished / "report.html").read_text()

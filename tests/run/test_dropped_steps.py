@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from enfold.run import RunDirectory, drop_step, execute
 from enfold.run.collect import collect
-from enfold.run.execute import unfinished
+from enfold.run.execute import list_unfinished
 
 SHORT = ("kd", "--set", "init=random", "--set", "train.epochs=1")
 SLOW = ("kd", "--label", "slow", "--set", "init=random", "--set", "train.epochs=2")
@@ -27,7 +27,7 @@ def whole(run: Path) -> dict[str, bytes]:
 
 def left(run: Path) -> list[str]:
     opened = RunDirectory.open(run)
-    return unfinished(opened, opened.recipe())
+    return list_unfinished(opened, opened.recipe())
 
 
 def rows(run: Path) -> list[str]:

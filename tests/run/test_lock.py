@@ -147,7 +147,7 @@ OTHERS = {  # what the file says, its age, whether the kernel has locks -> wheth
 
 @pytest.mark.parametrize(("changes", "age", "kernel", "gone"), OTHERS.values(), ids=OTHERS)
 def test_detection_of_ended_processes(tmp_path, monkeypatch, changes, age, kernel, gone):
-    monkeypatch.setattr(lock, "_locked", lambda descriptor: kernel)
+    monkeypatch.setattr(lock, "_try_lock", lambda descriptor: kernel)
     left(tmp_path, age, **changes)
     if gone:
         with writing(tmp_path):

@@ -46,7 +46,12 @@ def test_a_control_trains_as_long_as_the_chain_of_steps() -> None:
     recipe = parse_recipe(CHAIN)
     lengths = {name: config.epochs for name, config in recipe.controls(0).items()}
     assert lengths == {"control": 8, "control-2": 18, "control-3": 8}
-    assert recipe.controlled() == {"once": "control", "twice": "control-2", "plain": "control-2", "other": "control-3"}
+    assert recipe.find_controls() == {
+        "once": "control",
+        "twice": "control-2",
+        "plain": "control-2",
+        "other": "control-3",
+    }
     assert [step.label for step in recipe.chain(recipe.step("twice"))] == ["matched", "repaired", "once", "twice"]
     assert recipe.dependencies(recipe.step("once")) == ["repaired", "batch_ensemble"]
     assert recipe.closure(["twice"]) == {"matched", "repaired", "once", "twice", "batch_ensemble"}

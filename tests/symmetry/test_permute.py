@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from enfold.errors import EnfoldError
 from enfold.networks import MLP
-from enfold.symmetry import Axis, Group, permute, permuted, soft, symmetries
+from enfold.symmetry import Axis, Group, permute, permute_state, soft, symmetries
 from enfold.symmetry.permute import invert_orders
 
 
@@ -23,9 +23,9 @@ def test_orders_compose_and_are_undone(first, second):
     group = Group("units", 4, (Axis("w", 1, 4, offset=1, outer=2, inner=3), Axis("b", 0, 4)))
     state = {"w": torch.arange(78.0).reshape(3, 26), "b": torch.arange(4.0)}
     one, two = torch.tensor(first), torch.tensor(second)
-    both = permuted(permuted(state, group, one), group, two)
-    torch.testing.assert_close(both, permuted(state, group, one[two]), rtol=0, atol=0)
-    back = permuted(both, group, one[two].argsort())
+    both = permute_state(permute_state(state, group, one), group, two)
+    torch.testing.assert_close(both, permute_state(state, group, one[two]), rtol=0, atol=0)
+    back = permute_state(both, group, one[two].argsort())
     torch.testing.assert_close(back, state, rtol=0, atol=0)
 
 
@@ -43,7 +43,7 @@ def test_an_axis_by_hand():
     axis = Axis("w", 0, 2, offset=1, outer=2, inner=2)
     tensor = torch.tensor([9, 0, 1, 2, 3, 4, 5, 6, 7, 8])
     assert axis.by_unit(tensor).tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    found = permuted({"w": tensor}, Group("units", 2, (axis,)), torch.tensor([1, 0]))
+    found = permute_state({"w": tensor}, Group("units", 2, (axis,)), torch.tensor([1, 0]))
     assert found["w"].tolist() == [9, 2, 3, 0, 1, 6, 7, 4, 5, 8]
     assert tensor[1] == 0  # the state is left as it was
 
@@ -52,10 +52,10 @@ def test_units_within_a_range_of_another_axis():
     axis = Axis("w", 1, 2, within=((0, 1, 1),))
     tensor = torch.tensor([[0, 1], [2, 3], [4, 5]])
     assert axis.by_unit(tensor).tolist() == [[2], [3]]
-    found = permuted({"w": tensor}, Group("units", 2, (axis,)), torch.tensor([1, 0]))
+    found = permute_state({"w": tensor}, Group("units", 2, (axis,)), torch.tensor([1, 0]))
     assert found["w"].tolist() == [[0, 1], [3, 2], [4, 5]]
     with pytest.raises(EnfoldError, match=r"'w' is \(1, 2\)"):
-        permuted({"w": tensor[:1]}, Group("units", 2, (axis,)), torch.tensor([1, 0]))
+        permute_state({"w": tensor[:1]}, Group("units", 2, (axis,)), torch.tensor([1, 0]))
 
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if name not in ("tied readout", "relative")])
@@ -67,7 +67,7 @@ def test_soft_with_a_permutation_matrix_is_hard(name):
         order = torch.randperm(group.size, generator=torch.Generator().manual_seed(0))
         matrix = matrix_of(order)
         found = soft(state, group, matrix, matrix.mT)
-        torch.testing.assert_close(found, permuted(state, group, order), rtol=0, atol=0)
+        torch.testing.assert_close(found, permute_state(state, group, order), rtol=0, atol=0)
     assert symmetry.groups or name == "bare linear"
 
 
@@ -103,20 +103,20 @@ def test_invalid_orders_are_refused():
     symmetry = symmetries(network, torch.zeros(2, 5))
     state, group = network.state_dict(), symmetry.groups[0]
     with pytest.raises(EnfoldError, match="must contain each of 0 to 3 once"):
-        permuted(state, group, torch.tensor([0, 0, 1, 2]))
+        permute_state(state, group, torch.tensor([0, 0, 1, 2]))
     with pytest.raises(EnfoldError, match=r"got \(3,\) values"):
         permute(state, symmetry, {"hidden.0": torch.arange(3)})
     with pytest.raises(EnfoldError, match="got 'head'"):
         permute(state, symmetry, {"head": torch.arange(3)})
     with pytest.raises(EnfoldError, match=r"values of torch.float32: use"):
-        permuted(state, group, torch.arange(4.0))
+        permute_state(state, group, torch.arange(4.0))
     with pytest.raises(EnfoldError, match=r"'hidden.0.weight' is \(3, 5\) and axis 0 must contain 4"):
-        permuted(MLP(5, [3], 3).state_dict(), group, torch.arange(4))
+        permute_state(MLP(5, [3], 3).state_dict(), group, torch.arange(4))
     with pytest.raises(EnfoldError, match=r"must be 4 x 4, got \(3, 3\)"):
         soft(state, group, torch.eye(3), torch.eye(3))
     del state["head.weight"]
     with pytest.raises(EnfoldError, match=r"'head.weight' is missing"):
-        permuted(state, group, torch.arange(4))
+        permute_state(state, group, torch.arange(4))
 
 
 def test_a_tied_tensor_has_no_soft_permutation():

@@ -21,7 +21,7 @@ def counter(members: int | None = None) -> nn.Module:
 def run(selection: Selection, curves: list[list[float]]) -> int:
     """Feed validation NLLs, curve by curve of a member, counted from the start; how many epochs were trained."""
     for epoch, values in enumerate(zip(*curves, strict=True)):
-        if epoch and selection.finished(epoch - 1):
+        if epoch and selection.is_finished(epoch - 1):
             return epoch - 1
         with torch.no_grad():
             for parameter in selection.model.parameters():

@@ -90,7 +90,7 @@ class Case:
     def require_classes(self) -> None:
         """Raise `Skipped` if the outputs cannot be trained with labels."""
         if not self.classifies:
-            raise Skipped(f"outputs of shape {self.shape} are no logits of {self.entry.classes} classes")
+            raise Skipped(f"outputs of shape {self.shape} are not logits of {self.entry.classes} classes")
 
     @cached_property
     def references(self) -> Tensor:

@@ -35,7 +35,7 @@ from enfold.merge.common.soft_permutations import distinct_members
 from enfold.merge.common.solve import Inverse, Singular, condition
 from enfold.merge.common.states import mean_of, states_of
 from enfold.metrics import accuracy, mean_member, nll
-from enfold.progress import titled
+from enfold.progress import replace_titles
 from enfold.symmetry import Group
 from enfold.train.batch_norm import reestimate
 
@@ -295,7 +295,7 @@ def train_at_temperature(members: Ensemble, data: Data, options: PermutationOpti
     """
     try:
         # the sweep includes ill-conditioned matrices on purpose
-        with warnings.catch_warnings(action="ignore"), titled(f"permAVG at temperature {temperature:g}"):
+        with warnings.catch_warnings(action="ignore"), replace_titles(f"permAVG at temperature {temperature:g}"):
             return score_temperature(
                 train_alignment(members, data, replace(options, temperature=temperature)), data, temperature
             )

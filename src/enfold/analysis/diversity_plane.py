@@ -74,7 +74,7 @@ def upper_limit(a: Tensor, base: float, num_classes: int) -> Tensor:
 
 def lower_limit(a: Tensor, base: float, num_classes: int) -> Tensor:
     """Return equation (3) divided by 1 - a: the base with random changes; 0 for a >= a*."""
-    return flipped(a, base, num_classes) / (1 - a)
+    return flip_fraction(a, base, num_classes) / (1 - a)
 
 
 def independent(a: Tensor, base: float, num_classes: int) -> Tensor:
@@ -82,7 +82,7 @@ def independent(a: Tensor, base: float, num_classes: int) -> Tensor:
     return 1 - (base * a + (1 - base) * (1 - a) / (num_classes - 1))  # (2)
 
 
-def flipped(a: Tensor, base: float, num_classes: int) -> Tensor:
+def flip_fraction(a: Tensor, base: float, num_classes: int) -> Tensor:
     """Return equation (3): the fraction of predictions to replace until the accuracy is a."""
     margin = base - (1 - base) / (num_classes - 1)  # 0 for a base at chance
     lost = (base - a).clamp_min(0)

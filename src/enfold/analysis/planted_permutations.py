@@ -37,7 +37,7 @@ from enfold.merge.common.soft_permutations import find_mixable
 from enfold.merge.common.solve import Singular
 from enfold.merge.common.states import states_of
 from enfold.metrics import accuracy
-from enfold.progress import titled
+from enfold.progress import replace_titles
 from enfold.seeds import generator
 from enfold.symmetry import Symmetry, match_state, match_weights, permute
 from enfold.symmetry.permute import invert_orders
@@ -114,9 +114,9 @@ def recover_planted(
     learned = set(pair.skeleton.parameters)
     found: dict[str, float | None] = {}
     for name, start in ((METHODS[0], None), (METHODS[1], options.matched or START)):
-        with titled(f"planted with noise {noise:g}, {name}"):
+        with replace_titles(f"planted with noise {noise:g}, {name}"):
             found[name] = _recovered_by(replace(options, matched=start), pair, data, wanted)
-    found[METHODS[2]] = _recovered(match_weights(first, second, symmetry, seed=seed, learned=learned), wanted)
+    found[METHODS[2]] = _recovered_fraction(match_weights(first, second, symmetry, seed=seed, learned=learned), wanted)
     chance = len(wanted) / sum(len(order) for order in wanted.values())
     return Recovery(noise, found, chance)
 
@@ -130,10 +130,10 @@ def _recovered_by(
     except Singular:
         return None
     orders = {group.name: each[0].argmax(1) for group, each in zip(found.groups, found.matrices, strict=True)}
-    return _recovered(orders, wanted)
+    return _recovered_fraction(orders, wanted)
 
 
-def _recovered(orders: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+def _recovered_fraction(orders: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     """Return equation (2) over the units of all groups."""
     right = sum(int((orders[name] == order).sum()) for name, order in wanted.items())
     return right / sum(len(order) for order in wanted.values())
@@ -191,7 +191,7 @@ def align_different_pair(
     learned = set(members.skeleton.parameters)
     matched = match_state(first, second, symmetry, seed=options.config.seed, learned=learned)
     predictions = predict(members, data.test)
-    with warnings.catch_warnings(action="ignore"), titled(f"different {difference}, permAVG"):
+    with warnings.catch_warnings(action="ignore"), replace_titles(f"different {difference}, permAVG"):
         aligned = train_alignment(members, data, options)
     states = aligned.states()
     soft = compute_matrix_statistics(aligned.groups, aligned.matrices)

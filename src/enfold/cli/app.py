@@ -95,7 +95,7 @@ def main() -> None:
             if isinstance(stopped, SystemExit) and stopped.code != STOPPED + signal.SIGINT and done:  # as `watch` ends
                 raise
             by = received[-1] if received else signal.SIGINT
-            _leave(_stopped(sys.argv[1:]), STOPPED + by)  # typer prints nothing
+            _leave(_describe_stop(sys.argv[1:]), STOPPED + by)  # typer prints nothing
         except (OSError, MemoryError, RuntimeError) as error:
             if not (fault := _fault(error)):
                 raise
@@ -152,7 +152,7 @@ def _parameters(words: list[str]) -> dict[str, Any]:
     return dict(command.make_context(words[0], words[1:], resilient_parsing=True).params)
 
 
-def _stopped(words: list[str]) -> str:
+def _describe_stop(words: list[str]) -> str:
     """Return which results are stored after an interruption, and the command that continues."""
     if not words or words[0] not in RESUMABLE or "--dry-run" in words:
         return "stopped"

@@ -126,7 +126,7 @@ def _of_run(path: Path, label: str | None, seed: int | None, trust_code: bool) -
 
 def _model_of_run(chosen: Any, label: str) -> nn.Module:
     """Return a stored model of a run; nothing is trained."""
-    known = {name: kind for kind, name in chosen.wanted() if chosen.is_done(kind, name)}
+    known = {name: kind for kind, name in chosen.list_models() if chosen.is_done(kind, name)}
     members: nn.Module = chosen.members()
     if label == "ensemble":
         return members
@@ -136,7 +136,7 @@ def _model_of_run(chosen: Any, label: str) -> nn.Module:
     if label not in known:
         names = ["ensemble", f"member-0 to member-{count - 1}", *known]
         raise EnfoldError(f"--label must be one of the run's models, {', '.join(names)}, got '{label}': change --label")
-    spec = chosen.wanted()[known[label], label]
+    spec = chosen.list_models()[known[label], label]
     if known[label] == "controls":
         return chosen.control(label, spec, members)  # type: ignore[no-any-return]
     return chosen.predictor(spec, chosen.step(spec, members))  # type: ignore[no-any-return]

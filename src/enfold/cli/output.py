@@ -87,16 +87,16 @@ def _show_warnings(run: RunDirectory, summary: dict[str, Any]) -> None:
     lines = [f"{label}: {row['warning']}" for label, row in summary["rows"].items() if row.get("warning")]
     for name, info in (summary["rows"].get("ensemble", {}).get("ood") or {}).items():
         lines.append(f"{name}: {info['examples']:,} out-of-distribution images; {info['adapted']}")
-    for line in (*lines, *_unfinished(run)):
+    for line in (*lines, *_describe_unfinished(run)):
         say(f"enfold: {line}", stderr=True)
 
 
-def _unfinished(run: RunDirectory) -> list[str]:
+def _describe_unfinished(run: RunDirectory) -> list[str]:
     """Return one line about interrupted steps, with the commands that finish or drop them; None if there are none."""
-    from enfold.run.execute import unfinished
+    from enfold.run.execute import list_unfinished
 
     recipe = run.recipe()
-    left = unfinished(run, recipe)
+    left = list_unfinished(run, recipe)
     own = [each.label for each in recipe.steps if each.label in left]
     finish = recipe.command("run", run.recipe_file, run.path, "--resume")
     drop = f", or drop with  {shlex.join(['enfold', 'drop', str(run.path), own[0]])}" if own else ""

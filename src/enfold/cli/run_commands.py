@@ -354,7 +354,7 @@ def _add(
     from enfold.io.usercode import is_reference
     from enfold.run import add_step, execute
     from enfold.run.override import apply_override
-    from enfold.run.recipe import code_in
+    from enfold.run.recipe_checks import code_in
     from enfold.run.specs import default_label
 
     opened, recipe = open_trusted(run_directory, trust_code)

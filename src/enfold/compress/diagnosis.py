@@ -1,4 +1,4 @@
-"""Diagnosis: what an ensemble has to give, and which routes can reach it. It takes seconds on a few batches.
+"""Diagnosis: the gain of an ensemble over its members, and the routes that can recover it, from a few batches.
 
     gain          = mean_m L(p_m) - L(p̄)                                                               (1)
     unfinished    = L(θ) - L(θ after one more epoch at a small learning rate)                          (2)
@@ -58,7 +58,7 @@ PER_EXAMPLE: dict[type, Callable[[Any], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was measured before anything was tried; losses are the criterion on validation examples.
+    """Measurements before the first trial; losses are the criterion on validation examples.
 
     Args:
         criterion: The metric by which networks are compared; lower is better.
@@ -95,12 +95,12 @@ class Diagnosis:
 
     @property
     def is_one_basin(self) -> bool:
-        """Whether members lie in one basin, so that their weights may be averaged."""
+        """Return whether members lie in one basin, so that their weights may be averaged."""
         return self.basin is not None and self.basin.is_one_basin
 
     @property
     def needs_training(self) -> bool:
-        """Whether one more epoch improves a member by more than the ensemble improves on it."""
+        """Return whether one more epoch improves a member by more than the ensemble improves on it."""
         return self.unfinished is not None and self.unfinished > max(self.mean_member - self.ensemble, 0.0)
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ def diagnose(members: Ensemble, data: Data, task: Task, config: TrainConfig, *, 
     unfinished, seconds = None, None
     if continuation:
         started = clock.monotonic()
-        unfinished = _unfinished(members, best, data, task, config, float(losses[best]))
+        unfinished = _measure_unfinished(members, best, data, task, config, float(losses[best]))
         seconds = None if unfinished is None else clock.monotonic() - started
     return Diagnosis(
         criterion=found.criterion,
@@ -198,7 +198,7 @@ def _check_basin(members: Ensemble, data: Data, task: Task) -> BasinReport | Non
         return None
 
 
-def _unfinished(
+def _measure_unfinished(
     members: Ensemble, index: int, data: Data, task: Task, config: TrainConfig, before: float
 ) -> float | None:
     """Return (2): how much one more epoch improves the best member."""

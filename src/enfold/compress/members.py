@@ -1,4 +1,4 @@
-"""What `compress` starts from: members, the folds that they were trained on, and the students to distil into."""
+"""The inputs of `compress`: members, the folds that they were trained on, and the students to distil into."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Trial:
 
     @property
     def is_candidate(self) -> bool:
-        """Whether this network or ensemble can be shipped."""
+        """Return whether this network or ensemble can be shipped."""
         return self.network is not None and bool(self.scores)
 
 
@@ -104,12 +104,12 @@ class Compression:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether members have different architectures."""
+        """Return whether members have different architectures."""
         return isinstance(self.members, MixedEnsemble)
 
     @property
     def needs_training(self) -> bool:
-        """Whether more training on the labels improves a member by more than the ensemble improves on it."""
+        """Return whether more training on the labels improves a member by more than the ensemble improves on it."""
         diagnosis, control = self.diagnosis, self.control
         if control is None:
             return diagnosis.needs_training
@@ -118,7 +118,7 @@ class Compression:
 
     @property
     def recommendation(self) -> str:
-        """What to ship and why, in a few sentences."""
+        """The network to ship and the reasons, in a few sentences."""
         return explain(self)
 
     def rows(self) -> list[list[str]]:
@@ -135,7 +135,7 @@ class Compression:
 
     @property
     def shows_size(self) -> bool:
-        """Whether the table has a column of sizes, which are then not all equal to costs."""
+        """Return whether the table has a column of sizes, which are then not all equal to costs."""
         sized = [trial for trial in self.trials if trial.scores and trial.kind != "reference"]
         return self.memory < float("inf") or any(abs(trial.size - trial.cost) > 0.02 for trial in sized)
 

@@ -41,7 +41,7 @@ LONGEST_AVERAGE = 0.9999  # decay of the average of weights
 
 @dataclass(frozen=True)
 class Setting:
-    """What all routes start from.
+    """The inputs of all routes.
 
     Args:
         members: The ensemble.
@@ -73,12 +73,12 @@ class Setting:
 
     @property
     def has_networks(self) -> bool:
-        """Whether members exist as networks."""
+        """Return whether members exist as networks."""
         return self.members.is_expandable or self.is_mixed
 
     @property
     def is_mixed(self) -> bool:
-        """Whether members have different architectures."""
+        """Return whether members have different architectures."""
         return isinstance(self.members, MixedEnsemble)
 
     def settings(self, epochs: int) -> TrainConfig:
@@ -122,7 +122,7 @@ class Route:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the route trains a network."""
+        """Return whether the route trains a network."""
         return self.make is None
 
     def run(

@@ -1,7 +1,7 @@
-"""Rounds of a search: many routes are trained shortly, fewer longer, and one for all epochs.
+"""Rounds of a search: many routes are trained for a few epochs, fewer for more epochs, and one for all epochs.
 
-A round trains each route that is left from its start on, because a cosine schedule depends on its length. All routes
-are compared after a few epochs, and the better third goes on (successive halving; K. Jamieson and A. Talwalkar,
+Each round trains its routes from the beginning, because a cosine schedule depends on its length. All routes are
+compared after a few epochs, and the better third enters the next round (successive halving; K. Jamieson, A. Talwalkar,
 Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016).
 """
 
@@ -25,7 +25,7 @@ class Round:
 
     Args:
         epochs: Epochs of each.
-        kept: Number of routes that go on.
+        kept: Number of routes that enter the next round.
     """
 
     epochs: int

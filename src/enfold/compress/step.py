@@ -1,4 +1,4 @@
-"""compress as a step of a recipe: find the network to ship by a search on validation examples.
+"""compress as a step of a recipe: a search on validation examples for the network to ship.
 
 Merges and distillations of the members are tried, and the best on validation examples is the result; see
 `enfold.compress`. Its table and explanation are written beside the run's results, in the folder `compress`.

@@ -44,7 +44,14 @@ def read_records(path: Path, label_bytes: int) -> Split:
 
 
 def read_cifar_folder(folder: Path, train: Sequence[str], test: Sequence[str], label_bytes: int) -> tuple[Split, Split]:
-    """Return the training and test split from the named files of a folder."""
+    """Return the training and test split from the named files of a folder.
+
+    Args:
+        folder: The folder.
+        train: Names of the files with training examples.
+        test: Names of the files with test examples.
+        label_bytes: Bytes of labels before each image; the last one is used.
+    """
     return _read_split(folder, train, label_bytes), _read_split(folder, test, label_bytes)
 
 

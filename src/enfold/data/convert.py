@@ -147,7 +147,7 @@ class Reader:
         """Return the batches of a loader or of a Dataset."""
         if isinstance(examples, Dataset):
             shuffle = name == "train" and not isinstance(examples, IterableDataset)
-            collate = _unchanged if isinstance(examples, Columns) else None
+            collate = _identity if isinstance(examples, Columns) else None
             if self.indexed and shuffle:
                 examples = IndexedLoader(examples, self.batch_size, collate)
             else:
@@ -238,7 +238,7 @@ def has_targets(part: Part) -> bool:
     return batch is None or are_targets(batch.target)
 
 
-def _unchanged(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 

@@ -185,7 +185,7 @@ class Data:
 
     @property
     def has_pixels(self) -> bool:
-        """Whether inputs are known to be in [0, 1] before normalization: bytes, or pixels with a mean."""
+        """Return whether inputs are known to be in [0, 1] before normalization: bytes, or pixels with a mean."""
         bytes_held = isinstance(self.train, Split) and self.train.inputs.dtype == torch.uint8
         return bytes_held or (self.mean is not None and self.std is not None)
 

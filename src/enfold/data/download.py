@@ -120,7 +120,16 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Any:
-        """Return the redirected request."""
+        """Return the redirected request.
+
+        Args:
+            req: The request.
+            fp: The response.
+            code: HTTP status.
+            msg: HTTP reason.
+            headers: Headers of the response.
+            newurl: The new address.
+        """
         _require_secure(newurl, req.full_url)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

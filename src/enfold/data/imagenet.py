@@ -61,7 +61,7 @@ def find_imagenet(folder: Path) -> ImageNetFiles | None:
     wnids = _classes(root / "train")
     index = {wnid: number for number, wnid in enumerate(wnids)}
     train = [(file, index[wnid]) for wnid in wnids for file in _training_images(root / "train" / wnid)]
-    return ImageNetFiles(_names(folder, wnids), train, list(_labelled(images, labels, index)))
+    return ImageNetFiles(_names(folder, wnids), train, list(_label_images(images, labels, index)))
 
 
 def _is_by_class(folder: Path) -> bool:
@@ -106,7 +106,7 @@ def _training_images(folder: Path) -> list[Path]:
     return images
 
 
-def _labelled(images: Path, labels: dict[str, str], index: dict[str, int]) -> Iterator[tuple[Path, int]]:
+def _label_images(images: Path, labels: dict[str, str], index: dict[str, int]) -> Iterator[tuple[Path, int]]:
     """Yield the images of a flat folder with their classes; all of them must have a label."""
     if not images.is_dir():
         raise EnfoldError(f"the validation images must be in {images}, which is not there: extract the archive again")

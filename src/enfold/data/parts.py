@@ -112,6 +112,12 @@ def resplit(
 def resplit_data(data: Data, val_size: int | float | None, seed: int, train_size: int | float | None) -> Data:
     """Return data with another validation split or fewer training examples, see `resplit`.
 
+    Args:
+        data: The data.
+        val_size: Size or fraction of the validation split; None for the given one.
+        seed: Seed of the choice.
+        train_size: Size or fraction of the training split; None for all examples.
+
     Raises:
         EnfoldError: If a split is not in memory.
     """

@@ -95,7 +95,17 @@ def write_logits(
     inputs: Identity,
     weights: Weights = None,
 ) -> Path:
-    """Write logits (M, N, C), given as chunks (M, n, C), to a file that is complete or absent."""
+    """Write logits (M, N, C), given as chunks (M, n, C), to a file that is complete or absent.
+
+    Args:
+        path: The file.
+        chunks: Chunks of logits, (M, n, C), in the order of the examples.
+        shape: (M, N, C).
+        dtype: The type of the logits.
+        key: Checksum of teachers and data; see `CachedTeacher`.
+        inputs: Identity of the inputs.
+        weights: Normalized weights of the teachers; None for equal weights.
+    """
     name = next(name for name, (_, known) in DTYPES.items() if known == dtype)
     size = math.prod(shape) * dtype.itemsize
     tensor = {"dtype": name, "shape": list(shape), "data_offsets": [0, size]}

@@ -15,14 +15,14 @@ from enfold.data.convert import Examples, as_data, require
 from enfold.data.unpack import Unpack
 from enfold.distill.teacher import as_teacher, starting_member
 from enfold.ensemble import called_network
-from enfold.loggers import Log, LoggerLike, logged
+from enfold.loggers import Log, LoggerLike, with_log
 from enfold.tasks import first_batch_task, task_of
 from enfold.train import TrainConfig, fit
 from enfold.train.config import as_config
 from enfold.train.history import Epoch, warn_if_unchanged
 
 
-@logged
+@with_log
 def train_control(
     members: nn.Module | Sequence[nn.Module],
     train: Examples,

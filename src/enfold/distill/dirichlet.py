@@ -138,7 +138,13 @@ class DirichletLoss(DistillationLoss):
         return Dirichlet(network, self.offset)
 
     def check_result(self, student: nn.Module, models: nn.Module | CachedTeacher, data: Data) -> None:
-        """Warn if the student is overconfident."""
+        """Warn if the student is overconfident.
+
+        Args:
+            student: The trained student.
+            models: The teachers, or their stored logits.
+            data: The training data.
+        """
         warn_if_overconfident(self.as_predictor(student), models, data)
 
 

@@ -31,7 +31,7 @@ from enfold.ensemble import Ensemble, called_network, set_model_output, set_mode
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits, predict
 from enfold.io.files import part_file
-from enfold.loggers import Log, LoggerLike, as_log, logged
+from enfold.loggers import Log, LoggerLike, as_log, with_log
 from enfold.tasks import (
     Classification,
     Inferred,
@@ -51,7 +51,7 @@ Student = Callable[[], nn.Module] | Ensemble
 Init = nn.Module | Literal["random"]
 
 
-@logged
+@with_log
 def distill(
     teacher: nn.Module | Sequence[nn.Module] | CachedTeacher | OutOfFoldTeacher,
     train: Examples,

@@ -46,8 +46,6 @@ class DistillationLoss(ABC):
     """The value of `init` if the caller gives none and the student has the members' architecture."""
     ignored_warnings: ClassVar[tuple[type[Warning], ...]] = ()
     """Warnings of the training loop that do not apply to the method."""
-    returns_ensemble: ClassVar[bool] = False
-    """Whether the result is an ensemble even if no ensemble is passed as the student."""
 
     @abstractmethod
     def target(self, logits: Tensor) -> Tensor:
@@ -78,6 +76,11 @@ class DistillationLoss(ABC):
     def weighted_target(self, values: Tensor, task: Task, weights: tuple[float, ...]) -> Tensor:
         """Return `task_target` for teachers with weights; losses that use their mean override this function.
 
+        Args:
+            values: Rows of the teachers, (T, N, K).
+            task: The task of the teachers.
+            weights: Normalized weights of the teachers.
+
         Raises:
             EnfoldError: If the loss compares students with each teacher, so that weights have no place in it.
         """
@@ -87,7 +90,14 @@ class DistillationLoss(ABC):
         )
 
     def task_loss(self, values: Tensor, target: Tensor, progress: float, task: Task) -> Tensor:
-        """Return the teachers' term for each student, (S,), from rows of the students, (S, N, K)."""
+        """Return the teachers' term for each student, (S,), from rows of the students, (S, N, K).
+
+        Args:
+            values: Rows of the students, (S, N, K).
+            target: What `task_target` returned for these rows.
+            progress: The completed fraction of the training.
+            task: The task of the students.
+        """
         return self.loss(values, target, progress)
 
     @property
@@ -97,11 +107,17 @@ class DistillationLoss(ABC):
 
     @property
     def is_separable(self) -> bool:
-        """Whether the loss of a student depends on that student only, so that students may run one by one."""
+        """Return whether the loss of a student depends on that student only, so that students may run one by one."""
         return True
 
     def select_target(self, target: Tensor, index: int, own: bool) -> Tensor:
-        """Return the target of one student; `own` says whether each student has its own batch."""
+        """Return the target of one student; `own` says whether each student has its own batch.
+
+        Args:
+            target: The target of all students.
+            index: Index of the student.
+            own: Whether each student has its own batch.
+        """
         return target[..., index : index + 1, :, :] if own else target
 
     def extra_target(self, teacher: "Teacher", batch: Batch) -> Tensor | None:
@@ -123,11 +139,23 @@ class DistillationLoss(ABC):
         return None
 
     def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
-        """Return the student that starts from this network, or from the ensemble that the caller passed."""
+        """Return the student that starts from this network, or from the ensemble that the caller passed.
+
+        Args:
+            network: The network from which the student starts, or the ensemble passed as `student`.
+            num_teachers: Number of teachers, T.
+            config: The training settings.
+        """
         return network
 
     def check(self, teacher: "Teacher", student: nn.Module, config: TrainConfig) -> None:  # noqa: B027 - optional
-        """Raise an error if teachers, student and settings do not fit each other; called before training."""
+        """Raise an error if teachers, student and settings do not fit each other; called before training.
+
+        Args:
+            teacher: The teachers.
+            student: The student, as it is before the training.
+            config: The training settings.
+        """
 
     def evaluated_model(self, student: nn.Module) -> nn.Module:
         """Return the model that is evaluated on validation data after each epoch."""
@@ -136,7 +164,13 @@ class DistillationLoss(ABC):
     def check_result(  # noqa: B027 - optional
         self, student: nn.Module, models: "nn.Module | CachedTeacher", data: Data
     ) -> None:
-        """Warn about a trained student that does not represent its teachers."""
+        """Warn about a trained student that does not represent its teachers.
+
+        Args:
+            student: The trained student.
+            models: The teachers, or their stored logits.
+            data: The training data.
+        """
 
     def finish(self, student: nn.Module, data: Data) -> nn.Module:
         """Return the result of the distillation from the trained student."""

@@ -50,7 +50,13 @@ class DistillationObjective:
         return self.for_batch(model, batch, StepContext())(model, batch)
 
     def for_batch(self, model: nn.Module, batch: Batch, context: StepContext) -> BatchLoss:
-        """Return the objective of one batch: inputs are perturbed and targets computed here."""
+        """Return the objective of one batch: inputs are perturbed and targets computed here.
+
+        Args:
+            model: The students.
+            batch: The batch.
+            context: Epoch, progress and seed of the step.
+        """
         seen, mixture = batch, None
         generator = torch.Generator().manual_seed(context.seed)
         if self.perturb is not None and self.teacher.models is not None:
@@ -112,7 +118,7 @@ class BatchLoss:
 
     @property
     def target(self) -> Tensor:
-        """What is learned from the teachers, (..., N, K)."""
+        """The targets computed from the teachers, (..., N, K)."""
         return self.targets.target
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -45,7 +45,7 @@ class OutOfFoldTeacher:
 
     def __init__(self, members: Ensemble | Sequence[nn.Module], folds: Tensor) -> None:
         self.members = members if isinstance(members, Ensemble) else as_ensemble(list(members))
-        self.unseen = ~_seen(folds, self.members.num_members)  # (M, N)
+        self.unseen = ~_training_mask(folds, self.members.num_members)  # (M, N)
         known = int((~self.unseen.any(0)).sum())
         if known:
             raise EnfoldError(
@@ -59,7 +59,7 @@ class OutOfFoldTeacher:
         return self.unseen.shape[1]
 
 
-def _seen(given: Any, num_members: int) -> Tensor:
+def _training_mask(given: Any, num_members: int) -> Tensor:
     """Return which member was trained on which example, (M, N)."""
     folds: Tensor = torch.as_tensor(given)
     if folds.dtype == torch.bool and folds.ndim == 2 and len(folds) == num_members:
@@ -78,7 +78,14 @@ def _seen(given: Any, num_members: int) -> Tensor:
 def check_out_of_fold(
     teacher: OutOfFoldTeacher, data: Data, loss: DistillationLoss, perturb: Perturbation | None
 ) -> None:
-    """Raise an error if examples cannot be answered by the members that have not seen them."""
+    """Raise an error if examples cannot be answered by the members that have not seen them.
+
+    Args:
+        teacher: The members with their folds.
+        data: The training data.
+        loss: The distillation loss.
+        perturb: The perturbation; None for none.
+    """
     size = len(data.train) if isinstance(data.train, Split) else loader_indices(data.train)
     if size != teacher.num_examples:
         given = "a loader, whose examples have no indices" if size is None else f"{size} training examples"

@@ -82,7 +82,15 @@ class Perturbation(ABC):
     def apply(
         self, batch: Batch, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
     ) -> tuple[Batch, LabelMixture | None]:
-        """Return the perturbed batch, and how its labels were mixed; None if they were not."""
+        """Return the perturbed batch, and how its labels were mixed; None if they were not.
+
+        Args:
+            batch: The batch.
+            data: The training data, which hold the normalization.
+            teachers: The teachers.
+            student: The student.
+            generator: The generator of random numbers.
+        """
         inputs = batch.inputs.flatten(0, 1) if batch.own else batch.inputs
         moved = self(inputs, data, teachers, student, generator)
         moved = moved.view_as(batch.inputs) if batch.own else moved
@@ -103,7 +111,14 @@ class PixelStep(Perturbation):
     def direction(
         self, pixels: Tensor, teachers: "MemberLogits", student: "MemberLogits", generator: torch.Generator
     ) -> Tensor:
-        """Return u of equation (1), shaped like the pixels, of which the logits are functions; 0 if undefined."""
+        """Return u of equation (1), shaped like the pixels, of which the logits are functions; 0 if undefined.
+
+        Args:
+            pixels: Floating-point inputs before normalization, (B, ...).
+            teachers: The teachers' logits as functions of the pixels.
+            student: The student's logits as functions of the pixels.
+            generator: The generator of random numbers.
+        """
 
     def __call__(
         self, inputs: Any, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
@@ -211,7 +226,7 @@ class MemberLogits:
             self._logits.update({index: self._one(index)} if self._runs_singly else enumerate(self._all()))
         return _require_classes(self._logits[index])
 
-    def detached(self, index: int) -> Tensor:
+    def constant_logits(self, index: int) -> Tensor:
         """Return the same values without a gradient, (B, C)."""
         if index in self._logits or not self._runs_singly:
             return self.logits(index).detach()

@@ -40,7 +40,7 @@ CHUNK = 1024  # examples: networks run fastest on about a thousand
 
 
 class BatchTargets(NamedTuple):
-    """What is learned about a batch.
+    """The targets of a batch.
 
     Args:
         target: Targets (..., N, K), or (..., S, N, K) if each of S students has its own batch.
@@ -322,7 +322,7 @@ def choose_rows(task: Task, outputs: Tensor, targets: Any, generator: torch.Gene
     """
     most, chosen = getattr(task, "positions", None), None
     if isinstance(targets, Tensor):
-        ignored = task.ignored(task.row_targets(outputs, targets, check=False))
+        ignored = task.ignore_mask(task.row_targets(outputs, targets, check=False))
         chosen = None if ignored is None or not bool(ignored.any()) else (~ignored).nonzero()[:, 0]
     elif most is None:
         return None

@@ -75,7 +75,13 @@ class WeightPenalty:
         return losses + self.strength * distances.to(losses.device)  # (1)
 
     def for_batch(self, model: nn.Module, batch: Batch, context: StepContext) -> Objective:
-        """Return the penalty with the objective of this batch."""
+        """Return the penalty with the objective of this batch.
+
+        Args:
+            model: The students.
+            batch: The batch.
+            context: Epoch, progress and seed of the step.
+        """
         if not isinstance(self.objective, ByBatch):
             return self
         prepared = copy.copy(self)  # not replace(), which would copy the weights again

@@ -59,7 +59,7 @@ class Loop:
 
     @property
     def writes_inputs(self) -> bool:
-        """Whether a member modifies its inputs in place."""
+        """Return whether a member modifies its inputs in place."""
         return any(code.writes_inputs for code in self.codes)
 
     def __call__(self, state: State, inputs: Any, each: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Calls of a network: with one tensor, several inputs, keywords or an object, as its forward pass takes them.
+"""Call a network with one tensor, several inputs, keywords or an object, depending on its forward signature.
 
 tensor or object    network(inputs)
 tuple               network(*inputs), or network(inputs) if it takes a single input

@@ -58,7 +58,14 @@ def choose_engine(name: EngineName, skeleton: Skeleton, state: State, inputs: An
 
 
 def make_engine(name: str, skeleton: Skeleton, state: State, inputs: Any) -> Engine:
-    """Return the engine of that name; raises CannotRun if it cannot run this network."""
+    """Return the engine of that name; raises CannotRun if it cannot run this network.
+
+    Args:
+        name: loop, stacked or vmap.
+        skeleton: The network without values.
+        state: Stacked values, (M, *shape).
+        inputs: A batch (B, ...).
+    """
     if name == "loop":
         return Loop(skeleton)
     if name == "vmap" and any(getattr(layer, "padding_idx", None) is not None for layer in skeleton.network.modules()):
@@ -87,6 +94,12 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
     neither `torch.no_grad` nor the backward pass of a `torch.autograd.Function`. Vmap mixes no members and is only
     required to run.
 
+    Args:
+        engine: The engine.
+        skeleton: The network without values.
+        state: Stacked values, (M, *shape).
+        inputs: A batch (B, ...).
+
     Raises:
         CannotRun: If the engine fails or gives other results.
     """
@@ -110,7 +123,16 @@ def check_engine(engine: Engine, skeleton: Skeleton, state: State, inputs: Any) 
 def run_once(
     engine: Engine, skeleton: Skeleton, values: State, rows: Any, *, each: bool = False, grad: bool = False
 ) -> dict[str, Tensor]:
-    """Return the outputs, buffers and modified parameters, and with `grad` the gradients of parameters and inputs."""
+    """Return the outputs, buffers and modified parameters, and with `grad` the gradients of parameters and inputs.
+
+    Args:
+        engine: The engine.
+        skeleton: The network without values.
+        values: Stacked values, (M, *shape); not modified.
+        rows: Examples (B, ...), or (M, B, ...) if `each`.
+        each: Whether each member has its own examples.
+        grad: Whether gradients are computed.
+    """
     with torch.inference_mode(False), torch.set_grad_enabled(grad):
         fixed = {name for name in skeleton.parameters if name not in skeleton.written}
         state = {  # tensors made in inference mode cannot require gradients
@@ -172,7 +194,14 @@ def disable_dropout(network: nn.Module, training: bool) -> Iterator[None]:
 
 @torch.no_grad()
 def measure_engines(skeleton: Skeleton, state: State, inputs: Any, rounds: int = 5) -> Engine:
-    """Time every engine that can run the network on these inputs, in turns; return the one with the smallest median."""
+    """Time every engine that can run the network on these inputs, in turns; return the one with the smallest median.
+
+    Args:
+        skeleton: The network without values.
+        state: Stacked values, (M, *shape).
+        inputs: A batch (B, ...).
+        rounds: Number of timed calls of each engine.
+    """
     engines: list[Engine] = []
     for candidate in ("loop", "stacked", "vmap"):
         try:

@@ -90,7 +90,7 @@ class Merged:
             self.skeleton.network.eval()
             few = first_examples(inputs, 3)
             if few is None:
-                raise CannotRun(f"batches cannot be joined of {describe(inputs)}")
+                raise CannotRun(f"batches of {describe(inputs)} cannot be joined")
             values = {name: tensor.detach().clone() for name, tensor in state.items()}
             try:
                 same = torch.allclose(self(values, few, False), Loop(self.skeleton)(values, few, False), 1e-3, 1e-4)
@@ -265,6 +265,12 @@ def choose_joint_engine(merged: Merged, own: Collection[str], state: State, inpu
 
     `SideBySide` must give the same outputs, statistics and gradients as `Merged`, in train and in eval mode, for a few
     examples and members that differ. It runs networks that take one tensor.
+
+    Args:
+        merged: The engine for all other inputs.
+        own: Names of the values that differ between members.
+        state: Stacked values, (M, *shape).
+        inputs: A batch (B, ...).
     """
     skeleton = merged.skeleton
     if not isinstance(inputs, Tensor) or inputs.device.type != "cpu" or skeleton.network._compiled_call_impl:
@@ -313,7 +319,17 @@ def joint_batch_norm(
     momentum: float,
     eps: float,
 ) -> list[Tensor]:
-    """Compute (1) for batches of one shape in train mode; running statistics are updated in place."""
+    """Compute (1) for batches of one shape in train mode; running statistics are updated in place.
+
+    Args:
+        parts: The inputs of the members.
+        running_mean: Running mean, (C,); None without.
+        running_var: Running variance, (C,); None without.
+        weight: Scale, (C,); None without.
+        bias: Shift, (C,); None without.
+        momentum: Weight of this batch in the running statistics.
+        eps: Constant added to the variance.
+    """
     first = parts[0]
     if first.device.type != "cpu" or first.dtype not in (torch.float32, torch.float64):
         rows = F.batch_norm(torch.cat(list(parts)), running_mean, running_var, weight, bias, True, momentum, eps)

@@ -92,7 +92,7 @@ class Runner(nn.Module, ABC):
 
     @property
     def is_expandable(self) -> bool:
-        """Whether the members are networks of one architecture, so that `expand` returns their parameters."""
+        """Return whether the members are networks of one architecture, so that `expand` returns their parameters."""
         return bool(self.codes)
 
     @property
@@ -151,7 +151,7 @@ class Runner(nn.Module, ABC):
 
     def choose_engine(self, inputs: Any) -> Engine:
         """Return the engine that runs the members; it is chosen once, with the first inputs."""
-        inputs = self._unwrapped(inputs)
+        inputs = self._unwrap(inputs)
         if count_examples(inputs) == 0 or (self._engine is None and torch.compiler.is_exporting()):
             return self._loop()  # there are no examples to choose by, or none with values
         if self._must_verify():
@@ -173,7 +173,7 @@ class Runner(nn.Module, ABC):
             self._others[structure] = self._choose(inputs)
         return self._others[structure]
 
-    def _unwrapped(self, inputs: Any) -> Any:
+    def _unwrap(self, inputs: Any) -> Any:
         """Return the only tensor of the inputs, or inputs of another structure unchanged."""
         return inputs if isinstance(inputs, Tensor) or not self.codes else unwrap_inputs(self.skeleton.network, inputs)
 
@@ -192,7 +192,7 @@ class Runner(nn.Module, ABC):
         Raises:
             EnfoldError: If members cannot be run as their networks are, or not by the engine that was named.
         """
-        inputs = self._unwrapped(inputs)
+        inputs = self._unwrap(inputs)
         if not self._must_verify():
             return
         result = verify(self.codes, self.expand(), inputs)

@@ -55,7 +55,7 @@ def find_places(network: nn.Module) -> tuple[dict[str, list[Place]], dict[str, l
                     continue
                 if is_lazy(tensor):
                     raise EnfoldError(
-                        f"all parameters must be initialised, but '{prefix}.{key}' is lazy: "
+                        f"all parameters must be initialised, but '{prefix}.{key}' is not: "
                         "run one batch through the network first"
                     )
                 name = names.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
@@ -174,7 +174,7 @@ class Skeleton:
 
     @property
     def writes_inputs(self) -> bool:
-        """Whether the forward pass modifies its inputs in place; see `inputs.call_and_watch`."""
+        """Return whether the forward pass modifies its inputs in place; see `inputs.call_and_watch`."""
         return has_input_writes(self.network)
 
     def name_of_original(self, tensor: Tensor | None) -> str | None:

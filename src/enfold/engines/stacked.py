@@ -12,16 +12,11 @@ refused with its name, and `choose.check_engine` compares the program with the l
 from __future__ import annotations
 
 import copy
-import math
 import operator
-import random
-import threading
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
@@ -29,9 +24,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from enfold.data.tree import count_examples, describe, describe_structure, map_tensors, tensors
 from enfold.engines.base import CannotRun
-from enfold.engines.call import call_network
 from enfold.engines.factored import Factored
 from enfold.engines.skeleton import Skeleton, State
+from enfold.engines.tracing import trace_forward
 
 RESHAPES = ("view", "reshape", torch.reshape, "unflatten", torch.unflatten)
 HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
@@ -75,11 +70,18 @@ Layer = Callable[[nn.Module, State, Value, int], Value]  # (module, its stacked 
 
 
 def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
-    """Compute equation (1); axes between batch and features belong to the batch of the product."""
+    """Compute equation (1); axes between batch and features belong to the batch of the product.
+
+    Args:
+        layer: The layer of the network.
+        own: Its stacked tensors, (M, *shape).
+        value: The inputs of the members.
+        num_members: M.
+    """
     weight: Tensor | Factored = own["weight"]  # (M, out, in)
     bias = own.get("bias")  # (M, out)
     if isinstance(weight, Factored):
-        return _factored(weight, bias, value, num_members)
+        return _multiply_factored(weight, bias, value, num_members)
     split = value.split(num_members)  # (M, B, ..., in)
     rows = split.flatten(1, -2) if split.ndim > 3 else split  # (M, B', in)
     if bias is None:
@@ -89,7 +91,7 @@ def linear(layer: nn.Module, own: State, value: Value, num_members: int) -> Valu
     return Value(None, True, product if split.ndim == 3 else product.view(*split.shape[:-1], weight.shape[1]))
 
 
-def _factored(weight: Factored, bias: Tensor | None, value: Value, num_members: int) -> Value:
+def _multiply_factored(weight: Factored, bias: Tensor | None, value: Value, num_members: int) -> Value:
     """Multiply with the common weight; inputs that are the same for all members are not repeated."""
     inputs = value.split(num_members) if value.merged else value.tensor
     plain = 3 if value.merged else 2
@@ -100,14 +102,28 @@ def _factored(weight: Factored, bias: Tensor | None, value: Value, num_members: 
 
 
 def layer_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
-    """Normalise all rows, then scale and shift by each member's own affine parameters."""
+    """Normalise all rows, then scale and shift by each member's own affine parameters.
+
+    Args:
+        layer: The layer of the network.
+        own: Its stacked tensors, (M, *shape).
+        value: The inputs of the members.
+        num_members: M.
+    """
     assert isinstance(layer, nn.LayerNorm)  # noqa: S101 - chosen by type
     normal = F.layer_norm(value.as_merged(num_members), layer.normalized_shape, None, None, layer.eps)
     return Value(_affine(normal, own, num_members, len(layer.normalized_shape)), merged=True)
 
 
 def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
-    """Run (M, B, C) as one batch norm over M * C channels: each member has its own statistics."""
+    """Run (M, B, C) as one batch norm over M * C channels: each member has its own statistics.
+
+    Args:
+        layer: The layer of the network.
+        own: Its stacked tensors, (M, *shape).
+        value: The inputs of the members.
+        num_members: M.
+    """
     assert isinstance(layer, nn.BatchNorm1d)  # noqa: S101 - chosen by type
     split = value.split(num_members)
     if split.ndim != 3:
@@ -132,7 +148,14 @@ def batch_norm(layer: nn.Module, own: State, value: Value, num_members: int) -> 
 
 
 def embedding(layer: nn.Module, own: State, value: Value, num_members: int) -> Value:
-    """Look up member m's rows in one table of M * V rows."""
+    """Look up member m's rows in one table of M * V rows.
+
+    Args:
+        layer: The layer of the network.
+        own: Its stacked tensors, (M, *shape).
+        value: The inputs of the members.
+        num_members: M.
+    """
     table = own["weight"]  # (M, V, D)
     split = value.split(num_members)
     offset = torch.arange(num_members, device=split.device) * table.shape[1]
@@ -173,108 +196,6 @@ def find_obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def trace_forward(network: nn.Module, inputs: Any = None) -> fx.Graph:
-    """Return the graph of the forward pass, which must be equal in train and eval mode and draw no random numbers.
-
-    Args:
-        network: The network, which tracing may change.
-        inputs: A tensor, or a structure of tensors; the graph has a placeholder for each tensor. None: one for each
-            argument of `forward`.
-
-    Raises:
-        CannotRun: If there is no such graph.
-    """
-    graphs: list[fx.Graph] = []
-    before = random.getstate(), np.random.get_state()
-    try:
-        for training in (False, True):
-            twin = network.train(training)
-            with torch.random.fork_rng(devices=[]):
-                before_trace = _random_state()
-                graphs.append(_trace(twin, inputs))
-                if _random_state() != before_trace:  # a trace would contain the drawn number as a constant
-                    raise CannotRun("its forward draws random numbers that are not drawn by a layer")
-            if _is_sequence(network):
-                return graphs[0]
-    except CannotRun:
-        raise
-    except Exception as error:  # the user's forward may raise anything
-        raise CannotRun(f"its forward cannot be traced ({type(error).__name__}: {error})") from error
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-    if str(graphs[0]) != str(graphs[1]):
-        raise CannotRun("its forward depends on `training` and not in a layer")
-    return graphs[0]
-
-
-def _random_state() -> tuple[object, ...]:
-    return random.getstate(), np.random.get_state(legacy=False)["state"]["pos"], bytes(torch.get_rng_state().numpy())
-
-
-def _is_sequence(network: nn.Module) -> bool:
-    """Return whether a network consists of layers of PyTorch in sequences, without code that reads `training`."""
-    return type(network) is nn.Sequential and all(
-        type(module).__module__.startswith("torch.nn.modules.") and "forward" not in vars(module)
-        for module in network.modules()
-    )
-
-
-_tracing = threading.RLock()
-
-
-def _trace(network: nn.Module, inputs: Any) -> fx.Graph:
-    """Return the graph of the forward pass.
-
-    `fx.Tracer` replaces `nn.Module.__call__` and `nn.Module.__getattr__` during a trace, for all threads. So one thread
-    traces at a time (two traces at once would leave the replaced methods behind), and calls of other threads are passed
-    on to the original methods.
-    """
-    with _tracing:
-        try:
-            return _Tracer((), inputs).trace(network)
-        except Exception:  # perhaps of a function of `math`, whose replacement takes a third of the time of a trace
-            return _Tracer((math,), inputs).trace(network)
-
-
-class _Tracer(fx.Tracer):
-    """A tracer of the call of a network with inputs of any structure, which records the calls of its own thread only.
-
-    Args:
-        autowrap_modules: Modules whose functions may be called with traced values.
-        inputs: The inputs, of which tensors are replaced by traced values. None: the arguments of `forward`.
-    """
-
-    def __init__(self, autowrap_modules: tuple[ModuleType, ...], inputs: Any) -> None:
-        super().__init__(autowrap_modules)  # type: ignore[arg-type]
-        self._thread, self._inputs = threading.get_ident(), inputs
-
-    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """Return the call of the network, in place of its `forward` with one placeholder for each parameter."""
-        if self._inputs is None:
-            return super().create_args_for_root(root_fn, is_module, concrete_args)
-        make: Any = partial(self.create_proxy, "placeholder", "inputs", (), {})
-        return call_network, [self.root, map_tensors(lambda _: make(), self._inputs)]
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return whether a module is one node of the graph; the network itself is not."""
-        return m is not self.root and super().is_leaf_module(m, module_qualified_name)
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Replace `nn.Module.__call__`."""
-        if threading.get_ident() != self._thread:
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        """Replace `nn.Module.__getattr__`."""
-        if threading.get_ident() != self._thread:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-
 Step = Callable[[list[Any], State, int], Any]  # (values so far, state, M) -> the next value
 
 
@@ -292,7 +213,7 @@ class StackedProgram:
 
     def __init__(self, skeleton: Skeleton, inputs: Any) -> None:
         if count_examples(inputs) is None:
-            raise CannotRun(f"it gets {describe(inputs)}, and not tensors with one row per example")
+            raise CannotRun(f"it gets {describe(inputs)} instead of tensors with one row per example")
         self.structure = describe_structure(inputs)
         self.merges_inputs = False
         bare = type(skeleton.network) in LAYERS  # a single layer has no graph
@@ -333,7 +254,7 @@ class StackedProgram:
 
     def _check(self, node: fx.Node) -> None:
         if node.op == "get_attr":
-            raise CannotRun(f"it uses the parameter or buffer '{node.target}' and not in a layer")
+            raise CannotRun(f"it uses the parameter or buffer '{node.target}' outside a layer")
         if node.op == "call_module":
             module = self.modules[str(node.target)]
             reason = find_obstacle(module)

@@ -121,7 +121,14 @@ class Record:
         self.inside = False  # whether a common module runs, whose submodules are not recorded
 
     def run(self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a common module, or return its output of the first pass."""
+        """Run a common module, or return its output of the first pass.
+
+        Args:
+            module: The module.
+            forward: Its forward function.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+        """
         if self.inside or not self.open:
             return forward(*args, **kwargs)
         if self.first:

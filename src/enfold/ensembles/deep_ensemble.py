@@ -82,7 +82,7 @@ class DeepEnsemble(Ensemble):
             self._warn_if_equal()
 
     def _stack(self, name: str, states: Sequence[State], layers: Mapping[int, nn.Module]) -> Tensor:
-        return self._stored(name, stack([state[name].detach() for state in states], layers.get(id(states[0][name]))))
+        return self._convert(name, stack([state[name].detach() for state in states], layers.get(id(states[0][name]))))
 
     @classmethod
     def from_checkpoints(

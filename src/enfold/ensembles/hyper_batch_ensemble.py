@@ -143,7 +143,7 @@ class HyperBatchEnsemble(BatchEnsemble):
         groups, own_seed = penalty_groups(list(self.layers)), derive(seed, "hyper_batch_ensembles")
         self.distribution = Penalties(num_members, outputs, groups, penalties, width, embedding_spread, own_seed)
         fresh = read_state(initialize_member(network, own_seed, 0)[0])
-        self.delta = Tree({name: self._stored(name, self._delta(name, fresh[name].detach())) for name in outputs})
+        self.delta = Tree({name: self._convert(name, self._delta(name, fresh[name].detach())) for name in outputs})
         self.warn_if_low_coverage()
 
     def objective(self, config: TrainConfig) -> Penalised:
@@ -166,7 +166,7 @@ class HyperBatchEnsemble(BatchEnsemble):
 
     def expand(self) -> State:
         """Return the members' parameters, (1) and (2)."""
-        state, fast, delta, e = super().expand(), self.fast.state(), self.delta.state(), self.distribution.embedded()
+        state, fast, delta, e = super().expand(), self.fast.state(), self.delta.state(), self.distribution.embed()
         u, v = ("r", "s") if self.tied else ("u", "v")
         for prefix, shape in self.layers.items():
             weight, bias = f"{prefix}weight", f"{prefix}bias"
@@ -177,22 +177,22 @@ class HyperBatchEnsemble(BatchEnsemble):
         return state
 
     def engine_state(self, engine: Engine) -> State:
-        """Return `expand()`: these weights are no product of factors, as those of BatchEnsemble are."""
+        """Return `expand()`: these weights are not a product of factors, as those of BatchEnsemble are."""
         return self.expand() if self.distribution.current is not None else EfficientEnsemble.engine_state(self, engine)
 
     def penalty(self, values: Tensor) -> Tensor:
         """Return the second term of (3) without N, from samples of λ: (M, S, H) -> (M,)."""
-        stored, e, total = self._penalised(), self.distribution.embedded(values), values.new_zeros(len(values))
+        stored, e, total = self._penalized_tensors(), self.distribution.embed(values), values.new_zeros(len(values))
         for name, delta in self.delta.state().items():
             sums = [stored[name].square(), stored[name] * delta, delta.square()]
             if name.endswith("weight"):
                 shape = self.layers[name.removesuffix("weight")]
                 axis = 1 if shape.transposed or not shape.inputs else 0
                 sums = [by_output(each, axis, shape.groups) for each in sums]
-            total = total + self.distribution.expected(values, name, e[name], sums)
+            total = total + self.distribution.expected_penalty(values, name, e[name], sums)
         return total
 
-    def _penalised(self) -> State:
+    def _penalized_tensors(self) -> State:
         every = {**self.shared.state(), **self.own.state()}
         return {name: every[name] for name in self.delta.state()}
 
@@ -230,7 +230,7 @@ class HyperBatchEnsemble(BatchEnsemble):
 
     def param_groups(self, weight_decay: float, decay: Decay = "all") -> list[dict[str, Any]]:
         """Return the groups of BatchEnsemble, without weight decay of what has a penalty or depends on it."""
-        penalised, delta, groups = {id(t) for t in self._penalised().values()}, self.delta.state(), []
+        penalised, delta, groups = {id(t) for t in self._penalized_tensors().values()}, self.delta.state(), []
         for group in super().param_groups(weight_decay, decay):
             without = [parameter for parameter in group["params"] if id(parameter) in penalised]
             decayed = [parameter for parameter in group["params"] if id(parameter) not in penalised]

@@ -102,7 +102,7 @@ class HyperDeepEnsemble(WeightedEnsemble):
         self.size = num_members  # K; num_members is the number of selections after training
         self.candidates, self.goal, self.stratify, self.chunk, self.seed = candidates, goal, stratify, chunk, seed
         self.weight_decay, self.label_smoothing, self.lr = weight_decay, label_smoothing, lr
-        # In a tuple, so that it is no submodule: candidates are drawn from what was given.
+        # In a tuple, so that it is not a submodule: candidates are drawn from what was given.
         self._source = (copy_network(network) if isinstance(network, nn.Module) else network,)
 
     def options(self) -> dict[str, Any]:

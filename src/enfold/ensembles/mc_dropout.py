@@ -96,11 +96,6 @@ class MCDropout(Ensemble):
         """One: the network."""
         return 1
 
-    @property
-    def network_name(self) -> str:
-        """The class of the network."""
-        return type(self.module).__name__
-
     def called_networks(self) -> list[nn.Module]:
         """Return the network."""
         return [self.module]

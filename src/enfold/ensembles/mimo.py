@@ -161,11 +161,6 @@ class MIMO(Ensemble):
                 "remove that check of the network, or use a method that leaves the inputs as they are"
             ) from error
 
-    @property
-    def network_name(self) -> str:
-        """The class of the network."""
-        return type(self.module).__name__
-
     def called_networks(self) -> list[nn.Module]:
         """Return the network."""
         return [self.module]

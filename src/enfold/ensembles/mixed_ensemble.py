@@ -84,11 +84,6 @@ class MixedEnsemble(Ensemble):
         """Return the inputs unchanged: every network may have a type of its own."""
         return inputs
 
-    @property
-    def network_name(self) -> str:
-        """The classes of the networks."""
-        return ", ".join(dict.fromkeys(type(network).__name__ for network in self.members))
-
     def called_networks(self) -> list[nn.Module]:
         """Return the networks."""
         return list(self.members)

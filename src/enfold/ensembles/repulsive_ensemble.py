@@ -144,7 +144,7 @@ def trained_weights(model: Ensemble) -> Tensor:
 def log_density(points: Tensor) -> Tensor:
     """Return ln Σ_j k(u_i, [u_j]) with the kernel (2) and no gradient through u_j: (M, D) -> (M,)."""
     is_small = len(points) * points.numel() <= SMALL
-    squared = (points[:, None] - points.detach()).square().sum(-1) if is_small else _squared(points)
+    squared = (points[:, None] - points.detach()).square().sum(-1) if is_small else _squared_distances(points)
     scale = squared.detach().quantile(0.5)
     if not float(scale) > 0:  # members are equal, or all but one: none repels another
         return squared.new_zeros(len(points))
@@ -154,7 +154,7 @@ def log_density(points: Tensor) -> Tensor:
 SMALL = 1 << 24  # numbers up to which differences are computed, which is exact, instead of products
 
 
-def _squared(points: Tensor) -> Tensor:
+def _squared_distances(points: Tensor) -> Tensor:
     """Return ||u_i - [u_j]||² from products, without M² D numbers in memory."""
     fixed = points.detach()
     found = points.square().sum(1)[:, None] - 2 * points @ fixed.T + fixed.square().sum(1)

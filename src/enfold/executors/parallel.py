@@ -63,7 +63,7 @@ class Parallel:
         return self.executor if isinstance(self.executor, str) else type(self.executor).__name__
 
     def sizes(self, tasks: int) -> tuple[int, int]:
-        """Return the number of workers for so many tasks, and the threads of each."""
+        """Return the number of workers for a number of tasks, and the threads of each."""
         cpus = count_cpus()
         workers = self.workers or max(1, min(tasks, cpus // (self.threads or 1)))
         return workers, self.threads or max(1, cpus // workers)

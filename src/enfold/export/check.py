@@ -20,7 +20,7 @@ CLASSES = ("probabilities", "logits", "outputs")
 
 @dataclass(frozen=True)
 class Comparison:
-    """How close a file is to its source.
+    """The difference between a file and its source.
 
     Args:
         sizes: The numbers of examples of the batches.
@@ -153,7 +153,14 @@ def difference(found: Tensor, expected: Tensor) -> float:
 def first_difference(
     program: torch.export.ExportedProgram, model: Any, values: Sequence[Tensor], tolerance: float
 ) -> str:
-    """Return the first operation whose ONNX form gives another value than torch, as text for a message."""
+    """Return the first operation whose ONNX form gives another value than torch, as text for a message.
+
+    Args:
+        program: The traced graph.
+        model: Its ONNX model.
+        values: The inputs.
+        tolerance: The largest accepted difference.
+    """
     import onnx
     import onnxruntime
 

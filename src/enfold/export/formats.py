@@ -29,7 +29,7 @@ ANY = sys.float_info.max  # difference: that of reduced precision is measured an
 
 @dataclass(frozen=True)
 class Job:
-    """What is exported, and how it is compared.
+    """The model to export, and the examples to compare it with.
 
     Args:
         model: The network or ensemble.
@@ -65,7 +65,13 @@ class Job:
         return self.write_traced(self.trace(), path, self.tolerance)
 
     def write_traced(self, program: torch.export.ExportedProgram, path: Path, tolerance: float) -> Comparison:
-        """Write a traced graph, and compare the file."""
+        """Write a traced graph, and compare the file.
+
+        Args:
+            program: The traced graph.
+            path: The file.
+            tolerance: The largest accepted difference from the model.
+        """
         if self.opset is None:
             with path.open("wb") as file:
                 torch.export.save(program, file, extra_files={"enfold.json": json.dumps(self.about)})

@@ -110,7 +110,16 @@ def _tie_equal(networks: Sequence[nn.Module]) -> None:
 def source_outputs(
     model: nn.Module, inputs: Any, task: Task | None, *, raw: bool, preprocess: Preprocess | None, names: Signature
 ) -> Outputs:
-    """Return the named outputs of a model by the functions with which enfold predicts."""
+    """Return the named outputs of a model by the functions with which enfold predicts.
+
+    Args:
+        model: The network or ensemble.
+        inputs: A batch (B, ...).
+        task: The task; None for raw outputs.
+        raw: Whether outputs are those of the network.
+        preprocess: The normalization of the inputs; None for none.
+        names: The names of inputs and outputs.
+    """
     values = list(inputs)
     if preprocess is not None:
         values[0] = preprocess(values[0])
@@ -137,19 +146,19 @@ def named_outputs(model: nn.Module, outputs: Tensor, task: Task | None, *, raw: 
             return {name: model.combine_raw(outputs)}
         return {name: at_least_float32(outputs[0] if len(outputs) == 1 else outputs.movedim(0, 1).contiguous())}
     if isinstance(model, Calibrated):
-        return _named(model.combine(outputs), model.model_task, single=len(outputs) == 1 and not _has_epistemic(model))
+        return _names(model.combine(outputs), model.model_task, single=len(outputs) == 1 and not _has_epistemic(model))
     if isinstance(model, Dirichlet) and not isinstance(model, Ensemble):
         return _of_dirichlet(outputs[0])
     known = as_task(task)
     single = len(outputs) == 1 and not (isinstance(known, Regression) and known.head == "uncertainty")
-    return _named(predict_outputs(model, known, outputs), known, single=single)
+    return _names(predict_outputs(model, known, outputs), known, single=single)
 
 
 def _has_epistemic(model: Calibrated) -> bool:
     return isinstance(model.model_task, Regression) and model.model_task.head == "uncertainty"
 
 
-def _named(found: Prediction, task: Task, *, single: bool) -> Outputs:
+def _names(found: Prediction, task: Task, *, single: bool) -> Outputs:
     names = ("probabilities", "entropy", "mutual_information")
     values = (found.mean, found.total, found.epistemic)
     if not task.is_categorical:

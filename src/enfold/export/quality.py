@@ -68,7 +68,14 @@ def _fit(inputs: Any, signature: Signature) -> list[Tensor]:
 def measure_scores(
     run: Run, model: nn.Module, task: Task | None, examples: Iterator[tuple[list[Tensor], Any]]
 ) -> dict[str, float]:
-    """Return the headline metrics of a file on examples, in their order."""
+    """Return the headline metrics of a file on examples, in their order.
+
+    Args:
+        run: The function that runs the file.
+        model: The network or ensemble it was written from.
+        task: The task; None if it is inferred.
+        examples: Batches of inputs and targets.
+    """
     known = as_task(model.model_task if isinstance(model, Calibrated) else task)
     values: list[Tensor] = []
     targets: list[Tensor] = []

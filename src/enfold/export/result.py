@@ -33,7 +33,7 @@ class Artefact:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What `export` wrote.
+    """The result of an export.
 
     Args:
         path: The file.

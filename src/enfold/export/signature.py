@@ -90,19 +90,19 @@ def _names(network: nn.Module, example: Any) -> tuple[str, ...]:
     if isinstance(example, Tensor):
         return ("input",)
     if isinstance(example, Mapping):
-        return tuple(name for key, value in example.items() for name in _nested(str(key), value))
+        return tuple(name for key, value in example.items() for name in _expand_names(str(key), value))
     arguments = [each.name for each in _positional(network)]
     own = arguments if len(arguments) >= len(example) else [f"input_{index}" for index in range(len(example))]
-    return tuple(name for key, value in zip(own, example, strict=False) for name in _nested(key, value))
+    return tuple(name for key, value in zip(own, example, strict=False) for name in _expand_names(key, value))
 
 
-def _nested(name: str, value: Any) -> list[str]:
+def _expand_names(name: str, value: Any) -> list[str]:
     if value is None:
         return []
     if isinstance(value, Tensor):
         return [name]
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    return [inner for key, each in items for inner in _nested(f"{name}_{key}", each)]
+    return [inner for key, each in items for inner in _expand_names(f"{name}_{key}", each)]
 
 
 def _positional(network: nn.Module) -> list[inspect.Parameter]:

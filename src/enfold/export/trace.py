@@ -77,6 +77,12 @@ def _line(text: str) -> str | None:
 def to_onnx(program: torch.export.ExportedProgram, names: Sequence[str], outputs: Sequence[str], opset: int) -> Any:
     """Return the ONNX model of a traced graph.
 
+    Args:
+        program: The traced graph.
+        names: Names of the inputs.
+        outputs: Names of the outputs.
+        opset: The version of the ONNX operators.
+
     Raises:
         EnfoldError: If an operation cannot be converted, with its name.
         MissingExtra: If a package is missing.

@@ -198,7 +198,7 @@ def _download(source: str, revision: str | None, token: str | bool | None, cache
         )
     hub = _import_hub()
     options = {"token": token, "cache_dir": cache_dir, "library_name": LIBRARY}
-    with _calling(f"source '{source}' is no folder here and must be downloaded from the Hugging Face Hub"):
+    with _calling(f"source '{source}' is not a local folder and must be downloaded from the Hugging Face Hub"):
         config = Path(hub.hf_hub_download(source, CONFIG, revision=revision, **options))
         hub.hf_hub_download(source, VALUES, revision=config.parent.name, **options)  # the commit
     return config.parent

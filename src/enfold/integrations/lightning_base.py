@@ -1,4 +1,4 @@
-"""What the modules for `lightning` and `pytorch_lightning` have in common, without an import of either."""
+"""The common code of the modules for `lightning` and `pytorch_lightning`, which imports neither."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class OuterLoop:
 
     @property
     def task(self) -> Task:
-        """What the outputs of the model mean."""
+        """The task of the model."""
         return as_task(self.config.task)
 
     @property
@@ -138,7 +138,7 @@ class OuterLoop:
 
     @property
     def has_own_schedule(self) -> bool:
-        """Whether the ensemble sets the schedule of the learning rate."""
+        """Return whether the ensemble sets the schedule of the learning rate."""
         fields = ("schedule", "cycles", "tail", "tail_start", "tail_factor", "tail_low", "tail_cycle", "final_factor")
         return any(getattr(self.config, name) != getattr(self.given, name) for name in fields)
 
@@ -323,7 +323,7 @@ class OuterDistillation(OuterLoop):
 
     @property
     def task(self) -> Task:
-        """What the outputs of the student mean."""
+        """The task of the student."""
         return self.student_task
 
     @property

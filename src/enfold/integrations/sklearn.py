@@ -5,8 +5,8 @@
     model.predict_uncertainty(frame).epistemic            # their disagreement
     CompressedClassifier().fit(frame, labels).network_    # one network in place of the ensemble
 
-They work in pipelines, `GridSearchCV`, `clone` and pickles. A pickle has the weights as arrays, and `network` as all
-pickles have functions: by its name in an importable module.
+They work in pipelines, `GridSearchCV`, `clone` and pickles. A pickle contains the weights as arrays. `network` is a
+function and pickled by name, so it must be defined in an importable module.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ Network = Callable[[int, int], nn.Module]
 
 
 class NetworkEstimator(BaseEstimator):  # type: ignore[misc]
-    """What classifiers and regressors have in common: a model for the rows of a table."""
+    """The base of classifiers and regressors: a model for the rows of a table."""
 
     def __init__(
         self,

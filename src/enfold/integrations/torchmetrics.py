@@ -5,8 +5,8 @@
         metrics.update(ensemble(inputs), targets)             # outputs (M, B, C)
     metrics.compute()                                         # as enfold.metrics of all examples at once
 
-Most of these metrics are no means over batches, so the state has the outputs of all members for all examples. Metrics
-in one collection have the state in common.
+Most of these metrics are not means over batches, so the state contains the outputs of all members for all examples.
+The metrics of one collection share their state.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class EnsembleMetric(torchmetrics.Metric):  # type: ignore[misc]
 
     @property
     def higher_is_better(self) -> bool | None:
-        """Whether higher values are better; None for functions, of which it is unknown."""
+        """Return whether higher values are better; None for functions, of which it is unknown."""
         return self._direction
 
     def update(self, preds: Tensor, target: Tensor) -> None:

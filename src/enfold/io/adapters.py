@@ -115,10 +115,10 @@ def _numbers(adapter: Adapter) -> dict[str, Any]:
     for name in ("rank_pattern", "alpha_pattern"):
         values = adapter.config.get(name) or {}
         if not isinstance(values, dict):
-            raise adapter.error(f"{name} is no dictionary", "save it again")
+            raise adapter.error(f"{name} is not a dictionary", "save it again")
         for key, value in values.items():
             if not PATTERN.fullmatch(key) or sum(key.count(each) for each in "*+") > REPEATS:
-                raise adapter.error(f"the key '{key[:60]}' of {name} is no simple pattern")
+                raise adapter.error(f"the key '{key[:60]}' of {name} is not a simple pattern")
             numbers[f"{name}['{key}']"] = value
     return numbers
 
@@ -169,7 +169,7 @@ def add_adapter(network: nn.Module, folder: Path) -> nn.Module:
                 "pass the network that it was trained for",
             )
         _require_untied(adapter, state, name)
-        new[name] = _changed(adapter, layer, modules[layer], new.get(name, state[name]), parts)
+        new[name] = _adapt(adapter, layer, modules[layer], new.get(name, state[name]), parts)
     for name, tensor in new.items():
         state[name].copy_(tensor)
     return network.eval()
@@ -193,7 +193,7 @@ def _require_untied(adapter: Adapter, state: Mapping[str, Tensor], name: str) ->
         raise adapter.error(f"'{name}' is one tensor with '{other}', and only one of them would change")
 
 
-def _changed(adapter: Adapter, layer: str, module: nn.Module, weight: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+def _adapt(adapter: Adapter, layer: str, module: nn.Module, weight: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
     """Return the weight of equation (2)."""
     if not {"A", "B"} <= parts.keys() or bool(adapter.config.get("use_dora")) != ("magnitude_vector" in parts):
         raise adapter.error(f"'{layer}' has {', '.join(sorted(parts))} only", "save it again")

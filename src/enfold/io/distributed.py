@@ -52,7 +52,7 @@ class _Size(tuple[int, ...]):
     def __new__(cls, values: Any = ()) -> _Size:
         """Accept integers only."""
         if not all(type(value) is int and value >= 0 for value in values):
-            raise ValueError("a size is no list of integers")
+            raise ValueError("a size is not a list of integers")
         return super().__new__(cls, values)
 
 
@@ -83,7 +83,7 @@ def read_distributed(folder: Path) -> dict[str, Any]:
     path = folder / METADATA
     with parsing(path, "an index of torch.distributed.checkpoint", "save the checkpoint again"):
         index = _Index(folder, _read_index(path))
-        return index.nested()
+        return index.nest_tensors()
 
 
 def _read_index(path: Path) -> _Record:
@@ -101,7 +101,7 @@ def _read_index(path: Path) -> _Record:
 
 
 class _Index:
-    """What .metadata says: the pieces of each tensor, and where they are."""
+    """The content of .metadata: the pieces of each tensor, and their positions."""
 
     def __init__(self, folder: Path, found: _Record) -> None:
         self.folder = folder
@@ -113,7 +113,7 @@ class _Index:
             if key.fields.get("offset") is not None
         }
 
-    def nested(self) -> dict[str, Any]:
+    def nest_tensors(self) -> dict[str, Any]:
         """Return lazy tensors under the keys of the state dict that was saved."""
         tree: dict[str, Any] = {}
         for name, about in self.tensors.items():
@@ -170,7 +170,7 @@ class _Index:
             content = file.read(place["length"])
         values = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if not isinstance(values, Tensor) or values.untyped_storage().nbytes() > len(content):
-            raise ValueError(f"a piece of '{name}' is no tensor")
+            raise ValueError(f"a piece of '{name}' is not a tensor")
         return values.detach()
 
 

@@ -48,13 +48,13 @@ def find_state(content: Any, path: Path, key: str | None) -> tuple[State, str | 
         return {str(name): tensor for name, tensor in next(iter(found.values())).items()}, key
     if found:
         raise EnfoldError(
-            f"'{path}' must have one state dict, got {len(found)}, under {_listed(found)}: pass the key of the one to "
+            f"'{path}' must have one state dict, got {len(found)}, under {_shorten(found)}: pass the key of the one to "
             f"read, such as key='{next(iter(found))}'"
         )
     others = [str(name) for name, each in content.items() if _is_state(each)] if isinstance(content, Mapping) else []
     raise EnfoldError(
         f"a checkpoint must be a state dict, or contain one under a key such as '{WRAPPERS[0]}', but '{path}' does "
-        "not: " + (f"pass key='{others[0]}' for one of {_listed(others)}" if others else "save network.state_dict()")
+        "not: " + (f"pass key='{others[0]}' for one of {_shorten(others)}" if others else "save network.state_dict()")
     )
 
 
@@ -105,14 +105,14 @@ def select_names(state: Mapping[str, Any], key: str | None, network: nn.Module, 
         if not bare:
             known = dict.fromkeys(f"{name.partition('.')[0]}." for name in state)
             raise EnfoldError(
-                f"key must be a key of '{path}' or a prefix of its names, got '{key}': pass one of {_listed(known)}"
+                f"key must be a key of '{path}' or a prefix of its names, got '{key}': pass one of {_shorten(known)}"
             )
     fitting = [each for each in _prefixes(bare, required) if _fits(_below(bare, each), expected, required)]
     if "" in fitting:
         return bare
     if len(fitting) > 1:
         raise EnfoldError(
-            f"'{path}' must have one network {type(network).__name__}, got {len(fitting)}, below {_listed(fitting)}: "
+            f"'{path}' must have one network {type(network).__name__}, got {len(fitting)}, below {_shorten(fitting)}: "
             f"pass the one to read, such as key='{fitting[0]}'"
         )
     if not fitting:
@@ -162,6 +162,6 @@ def _without_prefix(state: State, expected: set[str]) -> State:
     return bare
 
 
-def _listed(names: Iterable[str]) -> str:
+def _shorten(names: Iterable[str]) -> str:
     shown = [f"'{name[:60]}'" for name in names]
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")

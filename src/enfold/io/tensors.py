@@ -39,7 +39,7 @@ FACTORY = "collections.defaultdict"
 
 
 class Placeholder:
-    """What takes the place of a value that is no tensor; it keeps nothing."""
+    """Placeholder for a value that is not a tensor; it stores nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -138,7 +138,7 @@ def resolve(reference: str) -> Any:
     """
     where, _, name = reference.rpartition(":")
     if reference.endswith(".py"):
-        raise _unnamed(reference)
+        raise _no_name_error(reference)
     if not is_reference(reference):
         raise EnfoldError(
             f"a reference to user code must be module:name or path/file.py:name, got '{reference}': "
@@ -157,7 +157,7 @@ def resolve(reference: str) -> Any:
     return target
 
 
-def _unnamed(file: str) -> EnfoldError:
+def _no_name_error(file: str) -> EnfoldError:
     """Return the error for a file without the name of an object; the names are read without running the file."""
     path = find_path(Path(os.path.expanduser(file)))
     try:

@@ -33,7 +33,7 @@ class LoggerWarning(UserWarning):
 
 @dataclass
 class _Shared:
-    """What a log and its parts have in common."""
+    """The base of a log and its parts."""
 
     loggers: tuple[Logger, ...]
     failed: set[int] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Log:
 
 
 LoggerLike = Logger | str | Sequence[Logger | str] | None
-"""What `logger=` accepts: an object with the methods of `Logger`, a name, or a list of these."""
+"""The values that `logger=` accepts: an object with the methods of `Logger`, a name, or a list of these."""
 
 
 def as_log(logger: LoggerLike | Log) -> Log:
@@ -129,7 +129,7 @@ def as_log(logger: LoggerLike | Log) -> Log:
     return Log([_as_logger(each) for each in given])
 
 
-def logged(function: F) -> F:
+def with_log(function: F) -> F:
     """Give a function its `logger=` as a `Log`, which is closed when the function ends."""
 
     @functools.wraps(function)

@@ -1,13 +1,13 @@
 """Merging: functions that make one network from the weights of several, one file per method.
 
-The function of a file has its name: `weight_matching.py` has `weight_matching`.
+The function of a file has its name: `weight_matching.py` has `weight_matching`. It is imported when it is first used.
 """
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from enfold.merge.soup import soup_weights
-from enfold.method_files import method_files, method_object
+from enfold.method_files import FunctionPackage, method_files
 
 if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.merge.activation_matching import activation_matching as activation_matching
@@ -36,5 +36,14 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
 
 __all__ = [*method_files(__path__), "soup_weights"]
 
-for _file in method_files(__path__):  # importing a file sets the attribute of its name to the module, not the function
-    globals()[_file] = method_object(sys.modules[__name__], _file)
+
+class _Package(FunctionPackage):
+    @property
+    def soup_weights(self) -> Callable[..., list[float]]:
+        """The function beside `soup`."""
+        from enfold.merge.soup import soup_weights
+
+        return soup_weights
+
+
+sys.modules[__name__].__class__ = _Package

@@ -39,7 +39,7 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble, called_network
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits
-from enfold.merge.common.inputs import Models, known_or_inferred, require_members
+from enfold.merge.common.inputs import Models, choose_task, require_members
 from enfold.merge.common.states import mean_of, states_of
 from enfold.seeds import generator
 from enfold.tasks import Rows, Task, TaskLike
@@ -79,7 +79,7 @@ class BasinReport:
 
     @property
     def is_one_basin(self) -> bool:
-        """Whether the members lie in one basin."""
+        """Return whether the members lie in one basin."""
         return self.largest <= self.limit
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def basin_check(
     require(val, "val", "basin_check")
     ensemble = require_members(models, "basin_check")
     data = _sample(ensemble, val, train, examples, seed, unpack)
-    measure = _Measure(ensemble, data, known_or_inferred(task, ensemble), seed)
+    measure = _Measure(ensemble, data, choose_task(task, ensemble), seed)
     states = states_of(ensemble)
     found = [measure(state, is_member=True) for state in states]
     losses = [loss for loss, _ in found]

@@ -37,7 +37,7 @@ from enfold.merge.common.fine_tuned import (
 from enfold.merge.common.inputs import Models
 from enfold.merge.common.states import mean_of
 from enfold.merge.repair import RepairKind
-from enfold.merge.ties import added, disjoint_mean
+from enfold.merge.ties import add_to_base, disjoint_mean
 from enfold.seeds import generator
 
 
@@ -85,7 +85,7 @@ def dare(
                 for index, text in enumerate(texts)
             ]
         )
-        state |= added(given, each.mean(0) if combine == "average" else disjoint_mean(each))  # (2), (3)
+        state |= add_to_base(given, each.mean(0) if combine == "average" else disjoint_mean(each))  # (2), (3)
     return finish_with_base(given, given.along(state, scale), repair, seed)
 
 

@@ -33,7 +33,7 @@ from enfold.engines.modes import eval_mode
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
 from enfold.merge.common.fine_tuned import finish, wide
-from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs
+from enfold.merge.common.inputs import Models, choose_task, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.repair import RepairKind
 from enfold.seeds import seed_scope
@@ -80,7 +80,7 @@ def fisher(
     states = states_of(inputs.ensemble)
     if len(states) == 1:
         return inputs.ensemble.member(0).eval()
-    known = known_or_inferred(task, inputs.ensemble)
+    known = choose_task(task, inputs.ensemble)
     options = {"targets": targets, "samples": samples, "examples": examples, "seed": seed}
     found = [information(inputs.ensemble.network(state), inputs.data, known, **options) for state in states]  # type: ignore[arg-type]
     with torch.no_grad():

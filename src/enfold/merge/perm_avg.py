@@ -25,10 +25,10 @@ once.
 
 The thesis reports that C = I is a better start than a random one, and that nothing is learned without the inverse:
 `start` and `inverse` are its ablation. With permutations Pᵀ is P^-1; without an inverse, the units of a layer are moved
-and those of the next layer are not, so that (3) is no average of equal functions.
+and those of the next layer are not, so that (3) is not an average of equal functions.
 
 Differs from the thesis: any task, with its loss in place of the cross-entropy; any network whose symmetries are found,
-not only MLPs, and units that are no symmetry are not aligned; linear systems are solved instead of computing inverses;
+not only MLPs, and units without a symmetry are not aligned; linear systems are solved instead of computing inverses;
 iterations end when rows sum to 1 within `tolerance`; bitwise equal members have one P, and those equal to the first
 none; the epoch with the best validation score is returned, as in `fit` (`select`). Its batch size is not known.
 """
@@ -47,8 +47,8 @@ from enfold.arguments import checked
 from enfold.data.convert import Examples
 from enfold.data.unpack import Unpack
 from enfold.errors import EnfoldError
-from enfold.loggers import Log, LoggerLike, as_log, logged
-from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs
+from enfold.loggers import Log, LoggerLike, as_log, with_log
+from enfold.merge.common.inputs import Models, choose_task, prepare_inputs
 from enfold.merge.common.permutation_learning import (
     PUBLISHED,
     LearningOrder,
@@ -67,7 +67,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @checked
-@logged
+@with_log
 def perm_avg(
     models: Models,
     train: Examples,
@@ -140,7 +140,7 @@ def perm_avg(
         raise EnfoldError(f"start must be 'identity' with matched={matched}, got 'random': leave start or matched out")
     plan = (config or PUBLISHED).update(settings)
     inputs = prepare_inputs("perm_avg", models, train, val, needs_train=True, unpack=unpack)
-    plan = plan.replace(task=known_or_inferred(plan.task, inputs.ensemble))
+    plan = plan.replace(task=choose_task(plan.task, inputs.ensemble))
     if all_equal(inputs.ensemble):
         return inputs.ensemble.member(0).eval()
     options = PermutationOptions(

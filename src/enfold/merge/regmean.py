@@ -163,7 +163,15 @@ class _Watcher:
         return module.register_forward_pre_hook(self.layer) if (id(module), "weight") in self.names else None
 
     def add(self, layer: nn.Module, key: str, rows: Tensor, block: int = 0, blocks: int = 1) -> None:
-        """Add the rows of all blocks of a weight, (blocks, N, in), or of one of several, (1, N, in)."""
+        """Add the rows of all blocks of a weight, (blocks, N, in), or of one of several, (1, N, in).
+
+        Args:
+            layer: The layer.
+            key: The name of its weight.
+            rows: Its inputs, (blocks, N, in) or (1, N, in).
+            block: Index of the first block.
+            blocks: Number of blocks of the weight.
+        """
         name = self.names.get((id(layer), key))
         if name is None:
             return
@@ -179,7 +187,13 @@ class _Watcher:
         self.add(layer, "weight", rows)
 
     def attention(self, layer: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Observe all projections of torch's attention."""
+        """Observe all projections of torch's attention.
+
+        Args:
+            layer: The layer.
+            args: Positional arguments of its call.
+            kwargs: Keyword arguments of its call.
+        """
         given = {**dict(zip(("query", "key", "value"), args, strict=False)), **kwargs}
         for index, key in enumerate(("query", "key", "value")):
             rows = given[key].reshape(1, -1, given[key].shape[-1])

@@ -125,7 +125,7 @@ def repair_network(
         symmetry = find_units(network, example, seed)
         names = layers_to_repair(network, symmetry, data, seed)
         if kind == "closed_form":  # layers that are called with different samples in each member have no correlation
-            names = [name for name in names if not symmetry.decided(name)]
+            names = [name for name in names if not symmetry.depends_on_values(name)]
         if names:
             own = {name: tensor.detach() for name, tensor in read_state(network).items()}
             learned = set(ensemble.skeleton.parameters)

@@ -43,8 +43,8 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, level_outside
 from enfold.evaluate import member_logits, predict
-from enfold.loggers import Log, LoggerLike, as_log, logged
-from enfold.merge.common.inputs import MergeInputs, Models, known_or_inferred, prepare_inputs
+from enfold.loggers import Log, LoggerLike, as_log, with_log
+from enfold.merge.common.inputs import MergeInputs, Models, choose_task, prepare_inputs
 from enfold.merge.common.states import mean_of, states_of
 from enfold.merge.repair import RepairKind, repair_network
 from enfold.metrics import TABLES, metrics_for
@@ -59,7 +59,7 @@ class SingleModelWarning(UserWarning):
 
 
 @checked
-@logged
+@with_log
 def soup(
     models: Models,
     val: Examples | None = None,
@@ -219,7 +219,7 @@ def choose_ingredients(
         follow: Function called after every epoch with its number, from 0, and the mean loss.
     """
 
-    known = known_or_inferred(task, ensemble)
+    known = choose_task(task, ensemble)
 
     def evaluate(*ingredients: int) -> float:
         """Return the validation score, higher is better."""
@@ -273,7 +273,7 @@ def learn_weights(
         batch_size: The number of examples in a batch.
         task: What the outputs mean; None to infer it.
     """
-    known = known_or_inferred(task, ensemble)
+    known = choose_task(task, ensemble)
     stacked = {name: tensor.detach() for name, tensor in ensemble.expand().items()}
     device = next(iter(stacked.values())).device
     raw = torch.zeros(ensemble.num_members, device=device, requires_grad=True)

@@ -40,9 +40,9 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.evaluate import member_logits
 from enfold.io.files import digest, part_file
-from enfold.loggers import Log, LoggerLike, as_log, logged
+from enfold.loggers import Log, LoggerLike, as_log, with_log
 from enfold.merge.common.alignment import Alignment
-from enfold.merge.common.inputs import Models, known_or_inferred, prepare_inputs, require_reference
+from enfold.merge.common.inputs import Models, choose_task, prepare_inputs, require_reference
 from enfold.merge.common.merging import merge_aligned
 from enfold.merge.repair import RepairKind
 from enfold.seeds import derive
@@ -53,11 +53,9 @@ from enfold.train.batch_norm import TRACKING, several_examples
 from enfold.train.descent import Descent
 from enfold.train.history import Epoch
 
-IDENTITY = ("epochs", "patience", "lr", "momentum", "batch_size", "seed")  # options that a checkpoint belongs to
-
 
 @checked
-@logged
+@with_log
 def straight_through(
     models: Models,
     train: Examples,
@@ -155,7 +153,7 @@ def match_members(
     target = states[require_reference(reference, len(states))]
     config = TrainConfig(epochs, batch_size, "sgd", lr, momentum, seed=seed)
     config = config.replace(nesterov=False, weight_decay=0.0, patience=patience)
-    known = known_or_inferred(task, ensemble)
+    known = choose_task(task, ensemble)
     others = [index for index, state in enumerate(states) if state is not target]
     files = {index: checkpoint and part_file(checkpoint, index) for index in others[:-1]} | {others[-1]: checkpoint}
     found = list(states)

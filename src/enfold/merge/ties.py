@@ -75,7 +75,7 @@ def ties(
     state = mean_of(given.states)
     if len(given.states) > 1:
         each = [trim(flatten(given.vectors(k), given.learned), density) for k in range(len(given.states))]
-        state |= added(given, disjoint_mean(torch.stack(each)))
+        state |= add_to_base(given, disjoint_mean(torch.stack(each)))
     return finish_with_base(given, given.along(state, scale), repair, seed)  # (4)
 
 
@@ -95,7 +95,7 @@ def disjoint_mean(vectors: Tensor) -> Tensor:
     return (vectors * agree).sum(0) / agree.sum(0).clamp(min=1)  # (3)
 
 
-def added(given: FineTuned, vector: Tensor) -> State:
+def add_to_base(given: FineTuned, vector: Tensor) -> State:
     """Return the parameters of the base plus a change, (P,)."""
     change = unflatten(vector, given.base, given.learned)
     return {name: given.base[name] + change[name] for name in given.learned}

@@ -81,7 +81,7 @@ def averaging_weights(
                 "use kind='stacking'"
             )
     else:
-        found = _bootstrapped(known, draws, seed) if kind == "pseudo-bma" else _stacked(known)
+        found = _bootstrap(known, draws, seed) if kind == "pseudo-bma" else _stack(known)
     return tuple(found.tolist())
 
 
@@ -102,7 +102,7 @@ def member_log_likelihoods(p: RowPredictions) -> Tensor:
     )
 
 
-def _bootstrapped(likelihoods: Tensor, draws: int, seed: int) -> Tensor:
+def _bootstrap(likelihoods: Tensor, draws: int, seed: int) -> Tensor:
     """Return equation (2)."""
     size, source = likelihoods.shape[1], generator(seed, "pseudo-bma")
     finite = likelihoods.clamp(min=-1e30)  # 0 times infinity is no number
@@ -113,7 +113,7 @@ def _bootstrapped(likelihoods: Tensor, draws: int, seed: int) -> Tensor:
     return total / draws
 
 
-def _stacked(likelihoods: Tensor) -> Tensor:
+def _stack(likelihoods: Tensor) -> Tensor:
     """Return equation (3) by the iteration (4)."""
     probs = (likelihoods - likelihoods.amax(0)).exp()  # a factor for each example changes nothing
     weights = torch.full((len(probs),), 1 / len(probs), dtype=torch.float64)

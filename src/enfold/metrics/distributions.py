@@ -79,14 +79,14 @@ def of_label(log_probs: Tensor, labels: Tensor) -> Tensor:
     return log_probs.gather(-1, labels.expand(log_probs.shape[:-1])[..., None])[..., 0]
 
 
-def expected(probs: Tensor, values: Tensor) -> Tensor:
+def expectation(probs: Tensor, values: Tensor) -> Tensor:
     """Return Σ_c probs_c values_c over the last axis; terms of probability 0 are 0, even for infinite values."""
     return torch.where(probs > 0, probs * values, 0.0).sum(-1)
 
 
 def entropy(log_probs: Tensor) -> Tensor:
     """Return the entropy H[p] = -Σ_c p_c log p_c in nats: (..., C) -> (...)."""
-    return -expected(log_probs.exp(), log_probs)
+    return -expectation(log_probs.exp(), log_probs)
 
 
 def require_members(p: RowPredictions, measure: str) -> None:

@@ -141,14 +141,14 @@ def average_precision(scores: Tensor, labels: Tensor) -> float:
 
 def exact_match(p: MultilabelPredictions) -> float:
     """Return the fraction of examples whose known labels are all predicted correctly."""
-    correct = _predicted(p) == p.labels.cpu().view(-1, p.num_labels)
+    correct = _predict_labels(p) == p.labels.cpu().view(-1, p.num_labels)
     is_known = p.labels.cpu().view(-1, p.num_labels) != UNKNOWN
     return (correct | ~is_known).all(1)[is_known.any(1)].double().mean().item()
 
 
 def label_accuracy(p: MultilabelPredictions) -> float:
     """Return the fraction of known labels that are predicted correctly."""
-    correct = _predicted(p).flatten() == p.labels.cpu()
+    correct = _predict_labels(p).flatten() == p.labels.cpu()
     return correct[p.labels.cpu() != UNKNOWN].double().mean().item()
 
 
@@ -169,7 +169,7 @@ def _f1(probs: Tensor, labels: Tensor) -> float:
     return 2 * int((predicted * labels).sum()) / total if total else math.nan  # (5)
 
 
-def _predicted(p: MultilabelPredictions) -> Tensor:
+def _predict_labels(p: MultilabelPredictions) -> Tensor:
     """Return the predicted labels (N, L)."""
     return (ensemble_log_probs(p)[:, 1].exp() > 0.5).long().view(-1, p.num_labels)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.metrics.distributions import class_labels, ensemble_log_probs, expected, of_label
+from enfold.metrics.distributions import class_labels, ensemble_log_probs, expectation, of_label
 from enfold.metrics.predictions import Predictions
 
 P = TypeVar("P", bound=Predictions)
@@ -50,7 +50,7 @@ def fit_temperature(validation: Predictions) -> float:
 
     def slope(log_temperature: float) -> float:
         scaled = (log_probs * math.exp(-log_temperature)).log_softmax(-1)
-        return (expected(scaled.exp(), log_probs) - own).mean().item()
+        return (expectation(scaled.exp(), log_probs) - own).mean().item()
 
     return _root(slope, math.log(COLDEST), math.log(HOTTEST))
 

@@ -1,4 +1,4 @@
-"""What the theory of averaging says about an ensemble, as scores beside its metrics.
+"""Scores of an ensemble from the theory of averaging, beside its metrics.
 
     vote_accuracy              accuracy of the majority vote
     independent_vote_accuracy  that of M independent voters with the members' mean error

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.metrics.dirichlet import dirichlet_uncertainty
-from enfold.metrics.distributions import entropy, expected, member_log_probs, require_members
+from enfold.metrics.distributions import entropy, expectation, member_log_probs, require_members
 from enfold.metrics.predictions import Predictions, mean_log_probs
 from enfold.metrics.ranks import pearson, spearman
 from enfold.metrics.weights import weighted_mean
@@ -43,7 +43,7 @@ def decomposition(p: Predictions) -> Uncertainty:
     mean = mean_log_probs(members, p.weights)  # (N, C)
     total = entropy(mean)  # (1)
     aleatoric = weighted_mean(entropy(members), p.weights)  # (2)
-    cross = -expected(
+    cross = -expectation(
         mean.exp(), weighted_mean(members, p.weights)
     )  # (1/M²) Σ_ij of the cross-entropy of p_j under p_i
     return Uncertainty(

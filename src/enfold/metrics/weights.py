@@ -54,7 +54,7 @@ def weighted_mean(values: Tensor, weights: Weights = None) -> Tensor:
     """Return equation (1) over the first axis: (M, ...) -> (...); members of weight 0 are left out."""
     if weights is None:
         return values.mean(0)
-    used, factors = _used(values, weights)
+    used, factors = _select_positive(values, weights)
     found: Tensor = torch.tensordot(factors.to(values), used, dims=1)
     return found
 
@@ -63,11 +63,11 @@ def mean_log_probs(log_probs: Tensor, weights: Weights = None) -> Tensor:
     """Return log p̄ = log Σ_m w_m p_m, the log of the mean probability: (M, ..., C) -> (..., C)."""
     if weights is None:
         return torch.logsumexp(log_probs, dim=0) - math.log(log_probs.shape[0])
-    used, factors = _used(log_probs, weights)
+    used, factors = _select_positive(log_probs, weights)
     return torch.logsumexp(used + factors.log().to(log_probs).view(-1, *[1] * (used.ndim - 1)), dim=0)
 
 
-def _used(values: Tensor, weights: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+def _select_positive(values: Tensor, weights: tuple[float, ...]) -> tuple[Tensor, Tensor]:
     """Return the members of positive weight and their weights in float64."""
     if len(weights) != len(values):
         raise EnfoldError(

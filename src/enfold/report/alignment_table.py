@@ -129,7 +129,7 @@ def _sweep(points: Sequence[Mapping[str, Any]]) -> Cells:
     return "permAVG by temperature, on test data" + (f"; softness {less}" if less else ""), header, cells
 
 
-def _planted(points: Sequence[Mapping[str, Any]]) -> Cells:
+def _planted_cells(points: Sequence[Mapping[str, Any]]) -> Cells:
     names = list(points[0]["recovered"])
     cells = [[f"{point['noise']:g}", *(_percent(point["recovered"][name]) for name in names)] for point in points]
     title = f"units of a planted permutation that are found (%); chance {_percent(points[0]['chance'])}"
@@ -156,6 +156,6 @@ CELLS: dict[str, Callable[[Any], Cells]] = {
     "matrices": _matrices,
     "averages": _averages,
     "sweep": _sweep,
-    "planted": _planted,
+    "planted": _planted_cells,
     "different": _different,
 }

@@ -43,10 +43,9 @@ def render_card(content: Content) -> str:
         EnfoldError: If the run has no distilled network, merged network or efficient ensemble.
     """
     found = content.headline
-    unchanged = [label for label, row in content.rows.items() if "member" in row]
-    if found is None and unchanged:
+    if found is None and content.single_members:
         raise EnfoldError(
-            f"a model card needs a network that differs from the members, but {', '.join(unchanged)} of "
+            f"a model card needs a network that differs from the members, but {', '.join(content.single_members)} of "
             f"'{content.folder}' has the weights of a member: distill for more epochs or with a higher lr, or merge"
         )
     if found is None:
@@ -57,7 +56,7 @@ def render_card(content: Content) -> str:
     parts = [
         f"# {escape(found.label)}, from the run {escape(content.name)}",
         escape(summarize_run(content).sentence),
-        *_recommended(content, found),
+        *_recommend(content, found),
         "## Model",
         _describe(content, found),
         "## Quality",
@@ -75,7 +74,7 @@ def render_card(content: Content) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _recommended(content: Content, found: Headline) -> list[str]:
+def _recommend(content: Content, found: Headline) -> list[str]:
     """Return one sentence that recommends the control if it is better."""
     if found.control is None or found.to_control is None or found.to_control.mean <= 0:
         return []
@@ -125,13 +124,13 @@ def _describe(content: Content, found: Headline) -> str:
     return "\n".join([lines[0], "", *lines[1:]])
 
 
-def _compared(content: Content, found: Headline) -> list[str]:
+def _compare(content: Content, found: Headline) -> list[str]:
     named = [found.label, found.control, ONE, "ensemble"]
     return [row for row in named if row is not None and row in content.rows]
 
 
 def _scores(content: Content, found: Headline) -> str:
-    rows = _compared(content, found)
+    rows = _compare(content, found)
     names = [escape(row_title(row, content.rows[row])) for row in rows]
     lines: list[Sequence[str]] = [["test data", *names], ["---", *("---:" for _ in rows)]]
     for title, place, metric, scale, digits in SCORES:
@@ -169,7 +168,7 @@ def _spread(value: Mapping[str, Any] | None, scale: float, digits: int) -> str:
 
 
 def _cost(content: Content, found: Headline) -> str:
-    rows = [row for row in _compared(content, found) if content.rows[row].get("cost")]
+    rows = [row for row in _compare(content, found) if content.rows[row].get("cost")]
     if not rows:
         return "Not measured (`cost: false` in the recipe)."
     lines: list[Sequence[str]] = [["", *map(escape, rows)], ["---", *("---:" for _ in rows)]]

@@ -159,6 +159,11 @@ class Content:
         return f"nats of {self.loss}" if self.criterion == "nll" else f"of {self.loss}"
 
     @property
+    def single_members(self) -> list[str]:
+        """Return the labels of networks that have the weights of one member."""
+        return [label for label, row in self.rows.items() if "member" in row]
+
+    @property
     def rows(self) -> Mapping[str, Any]:
         """Return the results of each model by name."""
         rows: Mapping[str, Any] = self.summary["rows"]

@@ -34,7 +34,7 @@ def progress_blocks(content: Content) -> list[Block]:
     """Return the trainings in progress with the remaining time."""
     open_ = [training for training in content.trainings if training.seconds is None]
     rows = tuple((Item(training.stage), *_progress(training)) for training in open_)
-    names = {_named(training, key) for training in open_ for key in ("criterion", "score")}
+    names = {_metric(training, key) for training in open_ for key in ("criterion", "score")}
     is_usual = names <= {"nll", "accuracy"}
     last = ("validation NLL (nats)", "validation accuracy (%)") if is_usual else ("validation loss", "validation score")
     header = ("training", "seed", "epoch", "time left", *last)
@@ -52,11 +52,11 @@ def _progress(training: Training) -> list[Item]:
         Item(f"{training.done}{planned}"),
         Item("–" if left is None else duration(left)),
         Item(_mean(last.get("validation_loss"), 1, 4)),
-        Item(_mean(last.get("validation_score"), *((100, 2) if _named(training, "score") == "accuracy" else (1, 4)))),
+        Item(_mean(last.get("validation_score"), *((100, 2) if _metric(training, "score") == "accuracy" else (1, 4)))),
     ]
 
 
-def _named(training: Training, key: str) -> str:
+def _metric(training: Training, key: str) -> str:
     """Return the name of the criterion or score of a training."""
     usual = {"criterion": "nll", "score": "accuracy"}[key]
     return str((training.history or {}).get(key, usual))
@@ -64,7 +64,7 @@ def _named(training: Training, key: str) -> str:
 
 def _loss(trainings: Sequence[Training]) -> tuple[str, str]:
     """Return the name of the validation loss of some trainings, and its unit in parentheses."""
-    names = {_named(training, "criterion") for training in trainings}
+    names = {_metric(training, "criterion") for training in trainings}
     name = metric_title(names.pop()) if len(names) == 1 else "loss"
     return name, " (nats)" if name == "NLL" else ""
 

@@ -42,9 +42,8 @@ def _sentence(content: Content) -> str:
         nats = " nats" if content.criterion == "nll" else ""
         shown = "" if shift is None else " ".join(format_difference(shift, 1, 4))
         change = "" if shift is None else f" The {content.loss} changes by {shown}{nats}."
-        unchanged = [label for label, row in content.rows.items() if "member" in row]
-        own = f"{', '.join(unchanged)} has the weights of a single member"
-        status = own if unchanged else "no distilled or merged network yet"
+        unchanged = f"{', '.join(content.single_members)} has the weights of a single member"
+        status = unchanged if content.single_members else "no distilled or merged network yet"
         return f"An ensemble of {members} and its mean member; {status}.{change}"
     what = "One network" if found.members == 1 else f"One model of {found.members} members"
     recovered = gain(content, found.label)

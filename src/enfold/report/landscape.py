@@ -304,12 +304,12 @@ def draw_sizes(facts: Facts, arrays: Arrays) -> Any:
         style |= {"mfc": "none"} if marker in HOLLOW else {}
         for column, score in enumerate(NAMED):
             scale = 100 if score in PERCENT else 1
-            line = _counted(
+            line = _plot_counts(
                 place["modes"][column], scale * arrays[f"{group}/0/{score}"], **style, label=group_name(group)
             )
             handles += line if column == 0 else []
             if group in facts["within"]:
-                _counted(place["samples"][column], scale * arrays[f"{group}/within/{score}"], **style)
+                _plot_counts(place["samples"][column], scale * arrays[f"{group}/within/{score}"], **style)
             if "severity" in place:
                 ends = [scale * arrays[f"{group}/{severity}/{score}"][[0, -1]] for severity in severities]
                 place["severity"][column].plot(severities, [end[1] for end in ends], **style)
@@ -319,7 +319,7 @@ def draw_sizes(facts: Facts, arrays: Arrays) -> Any:
     return figure
 
 
-def _counted(axes: Any, values: Array, **style: Any) -> list[Any]:
+def _plot_counts(axes: Any, values: Array, **style: Any) -> list[Any]:
     """Plot values for 1, 2, 3, ... items."""
     lines: list[Any] = axes.plot(range(1, len(values) + 1), values, **style)
     return lines

@@ -160,7 +160,7 @@ def _figures_in(content: Content, listing: Path) -> list[Figure]:
     try:
         entries = json.loads(listing.read_text(encoding="utf-8"))
         entries = entries["figures"] if isinstance(entries, dict) else entries
-        return [_listed(content.folder, listing, entry) for entry in entries]
+        return [_figure_entry(content.folder, listing, entry) for entry in entries]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EnfoldError(
             f"'{listing}' must list figures by file, title, caption and alt, but it cannot be read "
@@ -168,7 +168,7 @@ def _figures_in(content: Content, listing: Path) -> list[Figure]:
         ) from error
 
 
-def _listed(run: Path, listing: Path, entry: Any) -> Figure:
+def _figure_entry(run: Path, listing: Path, entry: Any) -> Figure:
     path = listing.parent / entry["file"]
     if not path.resolve().is_relative_to(run.resolve()) or not path.is_file():
         raise EnfoldError(f"'{listing}' must list files of its run, got '{entry['file']}': draw them again")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from enfold.data.corruptions.split import OURS
 from enfold.report.metric_columns import TITLES, criterion_of, has_class_rows, metric_title, shown_metrics
+from enfold.train.history import describe_unchanged
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,9 +40,9 @@ def table_rows(summary: Mapping[str, Any], *, quartiles: bool = False) -> tuple[
     if any(row.get("corrupted") for row in rows.values()):
         title = corrupted_name(rows)
         columns |= {
-            f"accuracy, {title} (%)": lambda name: format_spread(_corrupted(rows[name], "accuracy"), 100, 2),
-            f"NLL, {title} (nats)": lambda name: format_spread(_corrupted(rows[name], "nll"), 1, 3),
-            f"ECE, {title} (%)": lambda name: format_spread(_corrupted(rows[name], "ece"), 100, 2),
+            f"accuracy, {title} (%)": lambda name: format_spread(_corrupted_scores(rows[name], "accuracy"), 100, 2),
+            f"NLL, {title} (nats)": lambda name: format_spread(_corrupted_scores(rows[name], "nll"), 1, 3),
+            f"ECE, {title} (%)": lambda name: format_spread(_corrupted_scores(rows[name], "ece"), 100, 2),
         }
     if any(row.get("cost") for row in rows.values()):
         columns |= {
@@ -127,7 +128,7 @@ def format_gain(summary: Mapping[str, Any], name: str) -> str:
     return f"{format_spread(value, 100, 0)} %"
 
 
-def _corrupted(row: Row, metric: str) -> Mapping[str, Any] | None:
+def _corrupted_scores(row: Row, metric: str) -> Mapping[str, Any] | None:
     return (row.get("corrupted") or {}).get(metric)
 
 
@@ -191,9 +192,7 @@ def table_notes(summary: Mapping[str, Any]) -> list[str]:
     for name, row in summary["rows"].items():
         if row.get("unchanged"):
             starts = ", ".join(dict.fromkeys(row["unchanged"]))
-            found.append(
-                f"{row_title(name, row)}: no epoch had a lower validation {loss} than the initial weights ({starts})"
-            )
+            found.append(describe_unchanged(row_title(name, row), starts, loss))
     if any(is_gain_noise(summary, name) for name in summary["rows"]):
         found.append(f"{WITHIN_NOISE}: the ensemble's own gain in {loss} is, so a fraction of it has no meaning")
     return found

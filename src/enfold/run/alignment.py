@@ -46,10 +46,10 @@ from enfold.merge import align
 from enfold.merge.common.permutation_learning import PUBLISHED, PermutationOptions
 from enfold.merge.common.states import states_of
 from enfold.metrics import accuracy, nll
-from enfold.progress import progress, titled
+from enfold.progress import progress, replace_titles
 from enfold.registry import find_method, suggest
 from enfold.run.override import apply_override
-from enfold.run.recipe import as_tuple, train_config_adapter
+from enfold.run.recipe_checks import as_tuple, train_config_adapter
 from enfold.run.recipe_errors import Place, describe_error
 from enfold.run.seed_run import SeedRun
 from enfold.seeds import generator
@@ -212,7 +212,7 @@ class _Study:
             return restore_alignment(self.members, self.data, self.permutation, list(matrices.values()))
         digest = hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:12]
         checkpoint = self.folder / f"learned-{digest}.checkpoint.safetensors"  # only valid for these settings
-        with titled(f"permAVG at temperature {self.permutation.temperature:g}"):
+        with replace_titles(f"permAVG at temperature {self.permutation.temperature:g}"):
             found = train_alignment(self.members, self.data, self.permutation, checkpoint=checkpoint)
         values = {
             f"{k:03d} {g.name}": m.contiguous()
@@ -309,7 +309,7 @@ class _Study:
 
     def _part(self, name: str, more: dict[str, Any], make: Callable[[], Any]) -> Any:
         settings = self._settings(name, more)
-        stored = self._stored(name, settings)
+        stored = self._read_stored(name, settings)
         if stored is None:
             stored = to_json(make())
             self._write(name, settings, stored)
@@ -320,7 +320,7 @@ class _Study:
     ) -> list[Any]:
         """Return the points of a section; each is stored when it is finished, beside points of other values."""
         settings = self._settings(name, more or {})
-        stored: list[Any] = self._stored(name, settings) or []
+        stored: list[Any] = self._read_stored(name, settings) or []
         for value in values:
             if all(each[key] != value for each in stored):
                 stored.append(to_json(make(value)))
@@ -332,7 +332,7 @@ class _Study:
         meaning = {"meaning": MEANINGS[name]} if name in MEANINGS else {}
         return {**self.settings, **more, **meaning}
 
-    def _stored(self, name: str, settings: dict[str, Any]) -> Any:
+    def _read_stored(self, name: str, settings: dict[str, Any]) -> Any:
         """Return the stored results with the same settings; None if there are none."""
         file = self.folder / f"{name}.json"
         try:

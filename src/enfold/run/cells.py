@@ -190,7 +190,7 @@ def make_stages(store: Store, job: Stages) -> None:
     members = each.members()
     for kind, label in job.stages:
         if kind == "controls":
-            each.control(label, each.wanted()[kind, label], members)
+            each.control(label, each.list_models()[kind, label], members)
         else:
             each.step(recipe.step(label), members)
 
@@ -202,7 +202,7 @@ def has_blocks(run: RunDirectory) -> bool:
 
 def _groups(run: SeedRun) -> list[list[tuple[str, str]]]:
     """Return the controls, each by itself, and the steps in groups that use each other's models."""
-    wanted = list(run.wanted())
+    wanted = list(run.list_models())
     groups: list[list[tuple[str, str]]] = [[stage] for stage in wanted if stage[0] == "controls"]
     steps: list[list[tuple[str, str]]] = []
     for kind, label in wanted:

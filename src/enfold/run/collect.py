@@ -57,7 +57,7 @@ def _collect(run: RunDirectory, recipe: Recipe, label: str | None) -> Content:
     }
     outputs = {name: each for name, each in outputs.items() if evaluated and len(each) == len(evaluated)}
     comparison = Comparison({name: [parts["test"] for parts in each] for name, each in outputs.items()}, recipe.sizes)
-    controls = recipe.controlled()
+    controls = recipe.find_controls()
     headline = _headline(recipe, summary, outputs, controls, comparison, label)
     return Content(
         name=recipe.name,

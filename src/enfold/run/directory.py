@@ -245,7 +245,13 @@ class RunDirectory:
                 file.unlink()
 
     def write_started(self, kind: str, label: str, code: Mapping[str, str]) -> None:
-        """Store the checksums of the user's code that a training begins with, if it has any."""
+        """Store the checksums of the user's code that a training begins with, if it has any.
+
+        Args:
+            kind: The kind of the model.
+            label: Its label.
+            code: Checksums by file.
+        """
         if code:
             write_json(self._started_file(kind, label), dict(code))
 

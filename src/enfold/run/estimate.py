@@ -92,7 +92,7 @@ def _steps(run: SeedRun, config: TrainConfig) -> int:
 
 def _step_seconds(model: nn.Module, run: SeedRun, config: TrainConfig, objective: Objective | None = None) -> float:
     optimizer = Optimizer(model, config)
-    objective = objective or default_loss(_resolved(config), trained_members(model))
+    objective = objective or default_loss(_resolve(config), trained_members(model))
     scaler = torch.amp.GradScaler(config.device, enabled=False)
     separate = isinstance(model, Ensemble) and model.is_expandable and config.order != "shared"
     own = range(trained_members(model)) if separate else None
@@ -115,11 +115,11 @@ def _step_bytes(members: DeepEnsemble, run: SeedRun, config: TrainConfig) -> int
     """Return the bytes of activations and temporary buffers at the peak of one step."""
     order = Order(config.batch_size, range(members.num_members), augment=config.augment)
     batch = next(order.batches(run.data, epoch=0)).to(config.device)
-    objective = default_loss(_resolved(config), members.num_members)
+    objective = default_loss(_resolve(config), members.num_members)
     return peak_memory(lambda: backward(members, batch, objective), config.device) or 0
 
 
-def _resolved(config: TrainConfig) -> TrainConfig:
+def _resolve(config: TrainConfig) -> TrainConfig:
     """Return settings whose task keeps what follows from the first batch."""
     return config.replace(task=first_batch_task(config.task))
 

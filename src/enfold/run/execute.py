@@ -23,7 +23,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def _locked(
+def _with_lock(
     function: Callable[Concatenate[RunDirectory, Arguments], Result],
 ) -> Callable[Concatenate[RunDirectory, Arguments], Result]:
     """Hold the lock of the run, the first argument, during the call of a function."""
@@ -62,7 +62,7 @@ def find_seed(run: RunDirectory, recipe: Recipe, seed: int | None, device: str =
     raise EnfoldError(f"--seed must be one of the run's seeds, {known}, got {seed}: choose one of them")
 
 
-@_locked
+@_with_lock
 def execute(
     run: RunDirectory, recipe: Recipe, *, device: str = "cpu", only: Collection[str] | None = None
 ) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def execute(
     made = None
     if only is not None:
         labels = recipe.closure(list(only))
-        made = {*labels, *(recipe.controlled().get(label) for label in labels)}
-    left = () if made is None else [label for label in unfinished(run, recipe) if label not in made]
+        made = {*labels, *(recipe.find_controls().get(label) for label in labels)}
+    left = () if made is None else [label for label in list_unfinished(run, recipe) if label not in made]
     results = []
     for each in seed_runs(run, recipe, device):
         models = each.models(without=left)
@@ -88,7 +88,7 @@ def execute(
     return _write_summary(run, recipe, results)
 
 
-@_locked
+@_with_lock
 def train(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> None:
     """Train the members only."""
     for each in seed_runs(run, recipe, device):
@@ -96,7 +96,7 @@ def train(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> None:
         each.members()
 
 
-@_locked
+@_with_lock
 def describe_checkpoints(run: RunDirectory, recipe: Recipe, *, device: str = "cpu") -> dict[str, Any]:
     """Return the files of members that came from checkpoints, with scores on validation data, and unused files.
 
@@ -117,9 +117,9 @@ def describe_checkpoints(run: RunDirectory, recipe: Recipe, *, device: str = "cp
     return {"files": files, "left_out": about.get("left_out", [])}
 
 
-def unfinished(run: RunDirectory, recipe: Recipe) -> list[str]:
+def list_unfinished(run: RunDirectory, recipe: Recipe) -> list[str]:
     """Return the labels of steps and controls that are not done for all their seeds."""
-    stages = [(each, kind, label) for each in seed_runs(run, recipe) for kind, label in each.wanted()]
+    stages = [(each, kind, label) for each in seed_runs(run, recipe) for kind, label in each.list_models()]
     return list(dict.fromkeys(label for each, kind, label in stages if not each.is_done(kind, label)))
 
 
@@ -130,14 +130,14 @@ def _write_summary(run: RunDirectory, recipe: Recipe, results: list[Results]) ->
         "seeds": list(recipe.seeds),
         "versions": versions(),
         "recipe": recipe.model_dump(mode="json"),
-        "controls": recipe.controlled(),
+        "controls": recipe.find_controls(),
         "rows": summarise(results),
     }
     run.write_json("summary.json", summary)
     return summary
 
 
-@_locked
+@_with_lock
 def add_step(
     run: RunDirectory,
     spec: dict[str, Any],
@@ -174,7 +174,7 @@ def add_step(
         extended = recipe
     else:
         _require_free(run, recipe, added.label)
-    wanted = [each for each in seed_runs(run, extended, device) if ("steps", added.label) in each.wanted()]
+    wanted = [each for each in seed_runs(run, extended, device) if ("steps", added.label) in each.list_models()]
     if extended is recipe and all(each.is_done("steps", added.label) for each in wanted):
         return recipe
     wanted[0].check_step(added)
@@ -197,7 +197,7 @@ def add_step(
     return extended
 
 
-@_locked
+@_with_lock
 def drop_step(run: RunDirectory, label: str) -> dict[str, Any] | None:
     """Remove a step, and its control if no other step has it; return the new summary if there was one.
 
@@ -209,7 +209,7 @@ def drop_step(run: RunDirectory, label: str) -> dict[str, Any] | None:
     recipe = run.recipe()
     known = [each.label for each in recipe.steps]
     if label not in known:
-        of = [step for step, control in recipe.controlled().items() if control == label]
+        of = [step for step, control in recipe.find_controls().items() if control == label]
         instead = f", the control of {', '.join(of)}: drop that step" if of else suggest(label, known)
         raise EnfoldError(
             f"only steps can be dropped, of which the run has {', '.join(known) or 'none'}, got '{label}'"
@@ -218,8 +218,8 @@ def drop_step(run: RunDirectory, label: str) -> dict[str, Any] | None:
     users = [each.label for each in recipe.steps if label in recipe.dependencies(each)]
     if users:
         raise EnfoldError(f"'{label}' is used by {', '.join(users)}: drop {users[0]} first")
-    without, named = _without(recipe, label), recipe.controlled()
-    renumbered = {step: named[step] for step, control in without.controlled().items() if control != named[step]}
+    without, named = _without(recipe, label), recipe.find_controls()
+    renumbered = {step: named[step] for step, control in without.find_controls().items() if control != named[step]}
     without = without.model_copy(update={"control_names": {**without.control_names, **renumbered}})
     (run.path / "summary.json").unlink(missing_ok=True)  # until it is written again, reports read each seed's results
     _replace_recipe(run, recipe, without)
@@ -231,7 +231,7 @@ def drop_step(run: RunDirectory, label: str) -> dict[str, Any] | None:
 
 def _require_free(run: RunDirectory, recipe: Recipe, label: str) -> None:
     """Refuse the label of a step that is made already."""
-    stages = [(each, kind) for each in seed_runs(run, recipe) for kind, name in each.wanted() if name == label]
+    stages = [(each, kind) for each in seed_runs(run, recipe) for kind, name in each.list_models() if name == label]
     if any(each.run.is_done(kind, label) for each, kind in stages):
         labels = [each.label for each in recipe.steps]
         free = next(name for number in count(2) if (name := f"{label}-{number}") not in labels)
@@ -250,8 +250,8 @@ def _without(recipe: Recipe, label: str) -> Recipe:
 def _replace_recipe(run: RunDirectory, before: Recipe, after: Recipe) -> None:
     """Write another recipe; models of the first that are not in the second are removed."""
     for old, new in zip(seed_runs(run, before), seed_runs(run, after), strict=True):
-        retained = new.wanted()
-        for stage, spec in old.wanted().items():
+        retained = new.list_models()
+        for stage, spec in old.list_models().items():
             if retained.get(stage) != spec:  # also a control with a changed number
                 remove_model(old, *stage)
     run.write_recipe(after)

@@ -69,7 +69,7 @@ def study(run: SeedRun, folder: Path, options: LandscapeOptions | None = None) -
 
 def stored_parts(folder: Path) -> dict[str, tuple[dict[str, Any], Arrays]]:
     """Return the settings, facts and arrays of every stored part, in the order of the parts."""
-    return {name: stored for name in LANDSCAPE_PARTS if (stored := _stored(folder, name)) is not None}
+    return {name: stored for name in LANDSCAPE_PARTS if (stored := _read_stored(folder, name)) is not None}
 
 
 def _compute(
@@ -80,7 +80,7 @@ def _compute(
     with progress("landscape", len(chosen)) as bar:
         for name in chosen:
             own = _part_settings(context, name, settings)
-            stored = _stored(folder, name)
+            stored = _read_stored(folder, name)
             reason = _reason_to_skip(context, name)
             if stored is not None and stored[0]["settings"] == own:
                 rows[name] = {"state": "stored", **_summarise(stored[0])}
@@ -163,7 +163,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
 
 
-def _stored(folder: Path, name: str) -> tuple[dict[str, Any], Arrays] | None:
+def _read_stored(folder: Path, name: str) -> tuple[dict[str, Any], Arrays] | None:
     facts, arrays = folder / f"{name}.json", folder / f"{name}.safetensors"
     if not facts.is_file() or not arrays.is_file():
         return None

@@ -266,15 +266,15 @@ def analyse_paths(context: LandscapeContext) -> PartResult:
 
 def map_radial_plane(context: LandscapeContext) -> PartResult:
     """Compute loss, accuracy and disagreement on the plane through the origin and the first two members."""
-    return _mapped(context, make_radial_plane(context.network, *context.states[:2]))
+    return _map_plane(context, make_radial_plane(context.network, *context.states[:2]))
 
 
 def map_plane_of_three(context: LandscapeContext) -> PartResult:
     """Compute loss, accuracy and disagreement on the plane through the first three members."""
-    return _mapped(context, make_plane(context.network, *context.states[:3]))
+    return _map_plane(context, make_plane(context.network, *context.states[:3]))
 
 
-def _mapped(context: LandscapeContext, plane: Any) -> PartResult:
+def _map_plane(context: LandscapeContext, plane: Any) -> PartResult:
     found = map_plane(context.network, plane, context.data, size=context.size, examples=context.examples)
     return PartResult(vars(found).copy(), {"kind": plane.kind, "size": context.size})
 
@@ -282,7 +282,7 @@ def _mapped(context: LandscapeContext, plane: Any) -> PartResult:
 def analyse_sizes(context: LandscapeContext) -> PartResult:
     """Compute scores by ensemble size for members, averaged members and samples, clean and by severity."""
     modes = _modes(context)
-    shifted = {0: [context.data], **_shifted(context)}
+    shifted = {0: [context.data], **_load_shifted(context)}
     arrays: Arrays = {}
     facts: dict[str, Any] = {"severities": list(shifted), "groups": list(modes), "within": [], "subsets": SUBSETS}
     predictions: dict[str, dict[int, list[Predictions]]] = {name: {} for name in modes}
@@ -312,7 +312,7 @@ def _modes(context: LandscapeContext) -> dict[str, list[list[State]]]:
     return modes
 
 
-def _shifted(context: LandscapeContext) -> dict[int, list[Data]]:
+def _load_shifted(context: LandscapeContext) -> dict[int, list[Data]]:
     test, spec = context.data.test, context.run.recipe.corruptions
     if not isinstance(test, Split) or test.inputs.ndim != 4 or min(test.inputs.shape[-2:]) < 8:
         return {}
@@ -330,7 +330,7 @@ def analyse_disagreement(context: LandscapeContext) -> PartResult:
     The Jensen-Shannon divergence H[p̄] - (1/k) Σ_k H[p_k], mean over examples, over all k of a group and over modes.
     """
     sets = {"test data": [context.data]}
-    sets |= {f"corrupted, severity {severity}": parts for severity, parts in _shifted(context).items()}
+    sets |= {f"corrupted, severity {severity}": parts for severity, parts in _load_shifted(context).items()}
     sets |= {one.name: [context.data.replace(test=one)] for one in _ood_sets(context)}
     count = min(len(context.states), context.samples)
     arrays: Arrays = {}

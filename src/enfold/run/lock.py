@@ -52,7 +52,7 @@ class Holder:
         """Return the current process."""
         command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
         boot = _read(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
-        return cls(platform.node(), boot, _namespace(), os.getpid(), _started(os.getpid()), command)
+        return cls(platform.node(), boot, _namespace(), os.getpid(), _start_time(os.getpid()), command)
 
     def is_gone(self, age: float, kernel: bool) -> bool:
         """Return whether the process has ended.
@@ -67,7 +67,7 @@ class Holder:
         if self.boot == here.boot and kernel:
             return True
         if self.boot == here.boot and self.namespace == here.namespace and self.started:
-            return _started(self.pid) != self.started
+            return _start_time(self.pid) != self.started
         return age > GONE
 
 
@@ -129,7 +129,7 @@ def _acquire(folder: Path) -> _Held:
         while True:
             descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
             try:
-                kernel = _locked(descriptor)
+                kernel = _try_lock(descriptor)
                 if _is_same(descriptor, folder / FILE):  # not removed by its holder after it was opened here
                     _require_free(folder, descriptor, kernel)
                     return _Held(folder / FILE, descriptor)
@@ -143,7 +143,7 @@ def _acquire(folder: Path) -> _Held:
         ) from error
 
 
-def _locked(descriptor: int) -> bool | None:
+def _try_lock(descriptor: int) -> bool | None:
     """Return whether the kernel granted the lock; None if the file system supports no locks."""
     if sys.platform == "win32":
         return None
@@ -204,7 +204,7 @@ def _namespace() -> str:
         return ""
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """Return when a process started; empty if it has ended."""
     fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()  # the name before may hold anything
     return fields[19] if len(fields) > 19 else ""

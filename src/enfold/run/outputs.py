@@ -1,4 +1,4 @@
-"""What the networks of a run return: the number of outputs, checks of networks, and the loss of each example."""
+"""Outputs of the networks of a run: the number of outputs, checks of networks, and the loss of each example."""
 
 from __future__ import annotations
 
@@ -90,6 +90,12 @@ def first_of(data: Data, number: int = FEW) -> Unpacked:
 
 def check_outputs(what: str, make: Callable[[], nn.Module], data: Data, task: Task | None) -> None:
     """Run a network on a few examples and compare its outputs with their targets.
+
+    Args:
+        what: The name of the network in errors.
+        make: A function that returns the network.
+        data: The data.
+        task: The task; None if it is inferred.
 
     Raises:
         EnfoldError: If they do not fit the task.

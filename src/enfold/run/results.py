@@ -16,7 +16,7 @@ from enfold.cost import measure
 from enfold.data.tree import to_device
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
-from enfold.evaluate import mean_member_score, predict, recovered, score
+from enfold.evaluate import mean_member_score, predict, recovered_fraction, score
 from enfold.metrics import accuracy, disagreement, metrics_for, nll, normalised_disagreement, pairwise_kl, per_member
 from enfold.metrics.predictions import Predictions, RowPredictions
 from enfold.metrics.recovered import beyond_noise, gain_interval
@@ -25,6 +25,7 @@ from enfold.run.seed_run import SeedRun
 from enfold.run.steps import start_notice
 from enfold.run.uncertainty import dirichlet_uncertainties, mean_uncertainty, ood_rows, uncertainty_row
 from enfold.train.diversity import describe_similarity
+from enfold.train.history import describe_unchanged
 
 ONE = "mean member"  # the row of one network, the reference of gains and costs
 Results = dict[str, dict[str, Any]]  # row name -> its scores, gain recovered and cost
@@ -49,7 +50,7 @@ def evaluate_seed(run: SeedRun, models: Mapping[str, nn.Module]) -> Results:
         model, step = models[label], steps.get(label)
         notice = start_notice(run, step, model) if step else None
         rows[label] = {"scores": score(**predictions[label]), **_diversity(predictions[label], model, notice)}
-        rows[label] |= _unchanged(rows[label], run.unchanged_start(label))
+        rows[label] |= _unchanged_entries(rows[label], run.unchanged_start(label))
         if step is not None and step.family != "ensemble":
             rows[label] |= _equal_member(rows[label], model, models["ensemble"])
     first = {label: step.first for label, step in steps.items()}
@@ -57,7 +58,7 @@ def evaluate_seed(run: SeedRun, models: Mapping[str, nn.Module]) -> Results:
     test = {label: splits["test"] for label, splits in predictions.items()}
     test |= {f"ensemble of {size}": test["ensemble"].subset(range(size)) for size in run.recipe.sizes}
     _add_uncertainty(run, rows, test, models, first)
-    for label, scores in _corrupted(run, models).items():
+    for label, scores in _score_corrupted(run, models).items():
         rows[label]["corrupted"] = scores
     for label, detected in ood_rows(run, models).items():
         rows[label]["ood"] = detected
@@ -100,7 +101,7 @@ def _add_gains(rows: Results, members: RowPredictions, first: Mapping[str, int |
     criterion = shared_criterion(*(row["scores"] for row in rows.values()))
     for label, row in rows.items():
         mean_member, ensemble, noise = compared[first.get(label)]
-        gain = recovered(row["scores"], mean_member, ensemble, criterion)
+        gain = recovered_fraction(row["scores"], mean_member, ensemble, criterion)
         row["gain_recovered"] = None if math.isnan(gain) else gain
         row["gain_within_noise"] = noise
 
@@ -152,17 +153,19 @@ def _equal_member(row: Mapping[str, Any], model: nn.Module, members: nn.Module) 
         if all(torch.equal(tensor, known[name][index]) for name, tensor in own.items()):
             if "unchanged" in row:  # has a separate warning
                 return {"member": index}
-            message = f"its weights are those of member {index}"
-            return {"member": index, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}
+            return {"member": index, "warning": _add_warning(row, f"its weights are those of member {index}")}
     return {}
 
 
-def _unchanged(row: Mapping[str, Any], start: str | None) -> dict[str, Any]:
+def _unchanged_entries(row: Mapping[str, Any], start: str | None) -> dict[str, Any]:
     """Return the start that a training returned unchanged, and a warning."""
     if start is None:
         return {}
-    message = f"training returned its start, {start}, unchanged: no epoch had a lower loss on validation data"
-    return {"unchanged": start, "warning": "; ".join([message, *filter(None, [row.get("warning")])])}
+    return {"unchanged": start, "warning": _add_warning(row, describe_unchanged("training", start))}
+
+
+def _add_warning(row: Mapping[str, Any], message: str) -> str:
+    return "; ".join([message, *filter(None, [row.get("warning")])])
 
 
 def _finite(value: float) -> float | None:
@@ -193,7 +196,7 @@ def predict_stored(run: SeedRun, label: str, model: nn.Module) -> dict[str, Any]
     return stored
 
 
-def _corrupted(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
+def _score_corrupted(run: SeedRun, models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
     """Return the mean scores on corrupted test images; those by kind and severity are stored beside the results."""
     spec = run.recipe.corruptions
     if spec is None:

@@ -37,7 +37,8 @@ from enfold.progress import progress
 from enfold.run.directory import RunDirectory
 from enfold.run.ood import make_set
 from enfold.run.outputs import check_outputs, count_outputs, example_of, has_classes, make_task
-from enfold.run.recipe import Recipe, code_in
+from enfold.run.recipe import Recipe
+from enfold.run.recipe_checks import code_in
 from enfold.run.specs import CorruptionSpec, StepSpec
 from enfold.run.steps import check_step, load_step, make_step
 from enfold.saving import load, save
@@ -95,7 +96,7 @@ class SeedRun:
 
     @property
     def has_classes(self) -> bool:
-        """Whether there is one class per example, of a known number of classes."""
+        """Return whether there is one class per example, of a known number of classes."""
         return has_classes(self.data, self.task)
 
     def check(self) -> None:
@@ -174,7 +175,7 @@ class SeedRun:
         common |= {} if recipe.task is None else {"task": recipe.task}
         if kind == "members":
             return {**common, "members": recipe.members, "checkpoints": recipe.checkpoints}
-        spec = self.wanted()[kind, label]
+        spec = self.list_models()[kind, label]
         if isinstance(spec, TrainConfig):
             return {**common, "control": _changes(spec)}
         return {**common, "step": spec.model_dump(mode="json", exclude={"label", "seeds"})}
@@ -186,7 +187,7 @@ class SeedRun:
 
     def code(self, kind: str, label: str) -> dict[str, str]:
         """Return the checksum of each user file that a model is made with; what these files import is not included."""
-        spec = self.wanted()[kind, label] if kind == "steps" else None
+        spec = self.list_models()[kind, label] if kind == "steps" else None
         named = [self.recipe.network, None if spec is None else spec.model_dump(mode="json")]
         with self.run.context():
             found = {reference: code_digest(reference) for reference in code_in(named)}
@@ -198,7 +199,7 @@ class SeedRun:
         Raises:
             EnfoldError: With the model and the reference.
         """
-        for kind, label in [("members", "members"), *self.wanted()]:
+        for kind, label in [("members", "members"), *self.list_models()]:
             done = self.run.is_done(kind, label)
             known = self.run.made_from(kind, label) if done else self.run.started_with(kind, label)
             now = self.code(kind, label) if known else {}
@@ -228,18 +229,18 @@ class SeedRun:
 
     def is_done(self, kind: str, label: str) -> bool:
         """Return whether the model is stored and was made with the settings of the recipe."""
-        return self.run.is_done(kind, label) and not self._changed(kind, label, self.settings(kind, label))
+        return self.run.is_done(kind, label) and not self._list_changes(kind, label, self.settings(kind, label))
 
     def require_same(self, kind: str, label: str) -> None:
         """Raise an error for a stored model with other settings, data or members."""
-        changed = self._changed(kind, label, self.made_from(kind, label))
+        changed = self._list_changes(kind, label, self.made_from(kind, label))
         if changed:
             raise EnfoldError(
                 f"a stored model is only used with what it was made from, but '{self.run.model_file(kind, label)}' "
                 f"was made with other {', '.join(changed)}: restore them, or choose another folder or label"
             )
 
-    def _changed(self, kind: str, label: str, now: Mapping[str, Any]) -> list[str]:
+    def _list_changes(self, kind: str, label: str, now: Mapping[str, Any]) -> list[str]:
         known = self.run.made_from(kind, label)
         return differences({key: known[key] for key in now if key in known}, now) if known else []
 
@@ -375,11 +376,11 @@ class SeedRun:
 
     def unchanged_start(self, label: str) -> str | None:
         """Return what a control or step started from if its training returned that unchanged."""
-        kind = next((kind for kind, name in self.wanted() if name == label), None)
+        kind = next((kind for kind, name in self.list_models() if name == label), None)
         about = self.run.read_json(f"{kind}/{label}.json").get("about", {}) if kind else {}
         return str(about.get("start", "its start")) if about.get("unchanged") else None
 
-    def wanted(self) -> dict[tuple[str, str], Any]:
+    def list_models(self) -> dict[tuple[str, str], Any]:
         """Return the models that are made from the members or beside them, by folder and label."""
         return {
             **{("controls", label): config for label, config in self.controls().items()},
@@ -395,7 +396,7 @@ class SeedRun:
         self.require_same_code()
         members = self.members()
         found: dict[str, nn.Module] = {"ensemble": members}
-        for (kind, label), spec in self.wanted().items():
+        for (kind, label), spec in self.list_models().items():
             if label in without:
                 continue
             if kind == "controls":

@@ -21,7 +21,7 @@ Number = Annotated[float, Field(strict=True)]
 
 Family = Literal["ensemble", "distill", "merge"]
 STARTS = ("best_member", "random", "average", "matched", "als")
-"""Values of `init` that are no labels: the best member on validation data, fresh weights, the members' average, the
+"""Values of `init` that are not labels: the best member on validation data, fresh weights, the members' average, the
 average after matching hidden units, and the nearest BatchEnsemble by alternating least squares."""
 
 

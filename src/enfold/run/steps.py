@@ -28,7 +28,7 @@ from enfold.errors import EnfoldError, UserCodeError
 from enfold.evaluate import best_member
 from enfold.io.usercode import reporting
 from enfold.merge import average, weight_matching
-from enfold.run.recipe import code_in
+from enfold.run.recipe_checks import code_in
 from enfold.run.specs import STARTS, StepSpec
 from enfold.run.step_methods import (
     COMPRESS,
@@ -116,7 +116,7 @@ def _train_ensemble(
         make = run.make_network if step.network is None else run.network_factory(step.network)
         network, _ = initialize_member(make, run.seed, 0)
     else:
-        network = _network_named(run, str(step.network), members, details)
+        network = _find_network(run, str(step.network), members, details)
     ensemble = build_ensemble(run, step, network)
     config = run.recipe.step_config(step, run.seed, run.device)
     fit(ensemble, run.data, config=config, checkpoint=checkpoint, title=_title(run, step))
@@ -131,7 +131,7 @@ def _merge(run: SeedRun, step: StepSpec, members: DeepEnsemble, checkpoint: Path
     if is_trained(step):
         inputs["config"] = run.recipe.step_config(step, run.seed, run.device)
     if "network" in method.inputs:
-        inputs["network"] = _network_named(run, step.init or BEST, members, details)
+        inputs["network"] = _find_network(run, step.init or BEST, members, details)
     elif step.init is not None:
         raise EnfoldError(f"'{step.method}' merges the members and has no init, got init={step.init}: remove it")
     given = {name: value for name, value in inputs.items() if name in method.inputs and value is not None}
@@ -217,10 +217,10 @@ def _start(
         if step.teacher is not None and (step.init or loss.default_init) == "random":
             return None, run.make_network  # members of the teacher need not exist as networks
         if step.teacher is not None and step.init is None:
-            return _network_named(run, BEST, members, {}), None
+            return _find_network(run, BEST, members, {}), None
         if step.init in (None, "random") or (step.init == BEST and loss.default_init is None):
             return ("random" if step.init == "random" else None), None
-        return _network_named(run, str(step.init), members, details), None
+        return _find_network(run, str(step.init), members, details), None
     method, options = student_method(step.student)  # type: ignore[arg-type]
     options = fill_options(method, options, count, run.seed)
     if step.init == "als":
@@ -230,7 +230,7 @@ def _start(
     if step.init == "random":
         network, _ = initialize_member(members.member(0), run.seed, -1, trained=True)
     else:
-        network = _network_named(run, step.init or BEST, members, details)
+        network = _find_network(run, step.init or BEST, members, details)
     return None, method.target(network, **options)
 
 
@@ -252,7 +252,7 @@ def _reconstruct(run: SeedRun, members: DeepEnsemble, options: dict[str, Any]) -
     return student
 
 
-def _network_named(run: SeedRun, name: str, members: DeepEnsemble, details: dict[str, Any]) -> nn.Module:
+def _find_network(run: SeedRun, name: str, members: DeepEnsemble, details: dict[str, Any]) -> nn.Module:
     """Return the network of an earlier step, the best member, or a merge of the members."""
     if any(step.label == name for step in run.recipe.steps):
         return run.step(run.recipe.step(name), run.members())

@@ -12,7 +12,7 @@ from enfold.ensembles.rank_one.representable import representable
 from enfold.errors import EnfoldError
 from enfold.metrics.theory_scores import theory_scores
 from enfold.run.directory import RunDirectory
-from enfold.run.execute import seed_runs, unfinished
+from enfold.run.execute import list_unfinished, seed_runs
 from enfold.run.recipe import Recipe
 from enfold.run.results import predict_stored
 
@@ -30,7 +30,7 @@ def theory_rows(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> dict[
     """
     found: dict[str, dict[str, list[float]]] = {}
     for seed in seed_runs(run, recipe, device):
-        for label, model in seed.models(without=unfinished(run, recipe)).items():
+        for label, model in seed.models(without=list_unfinished(run, recipe)).items():
             scores = theory_scores(predict_stored(seed, label, model)["test"]) | _rank_one(model)
             for name, value in scores.items():
                 found.setdefault(label, {}).setdefault(name, []).append(value)
@@ -40,7 +40,7 @@ def theory_rows(run: RunDirectory, recipe: Recipe, device: str = "cpu") -> dict[
 
 
 def _rank_one(model: nn.Module) -> dict[str, float]:
-    """Return the largest rank-one defect of a layer, by Theorem 1; nothing where members are no networks."""
+    """Return the largest rank-one defect of a layer, by Theorem 1; nothing where members are not networks."""
     if not isinstance(model, Ensemble) or not model.is_expandable or model.num_members < 2:
         return {}
     try:

@@ -15,7 +15,7 @@ How it works:
 from enfold.symmetry.axes import Axis, Fixed, Group, Symmetry
 from enfold.symmetry.find import symmetries
 from enfold.symmetry.matching import match_state, match_weights
-from enfold.symmetry.permute import permute, permuted, soft
+from enfold.symmetry.permute import permute, permute_state, soft
 
 __all__ = [
     "Axis",
@@ -25,7 +25,7 @@ __all__ = [
     "match_state",
     "match_weights",
     "permute",
-    "permuted",
+    "permute_state",
     "soft",
     "symmetries",
 ]

@@ -83,18 +83,18 @@ class _Ascent:
     def _rise(self, index: int, moves: Sequence[tuple[Group, Tensor]]) -> float:
         if self.products.simple[index]:
             return self.products.increase(self.held, index, moves[0][1])
-        return increase(self.goal, self.held, _moved(self.held, moves))
+        return increase(self.goal, self.held, _permute(self.held, moves))
 
     def _take(self, index: int, moves: Sequence[tuple[Group, Tensor]]) -> None:
         if self.products.simple[index]:
             self.products.move(self.held, index, moves[0][1])
         else:
-            self.held = _moved(self.held, moves)
+            self.held = _permute(self.held, moves)
         for group, order in moves:
             self.places.move(group, order)
 
 
-def _moved(state: State, moves: Sequence[tuple[Group, Tensor]]) -> State:
+def _permute(state: State, moves: Sequence[tuple[Group, Tensor]]) -> State:
     """Return the state with groups permuted, ignoring tensors that it does not contain."""
     present = ((group, tuple(axis for axis in group.axes if axis.name in state), order) for group, order in moves)
     return apply_orders(state, ((replace(group, axes=axes), order) for group, axes, order in present))

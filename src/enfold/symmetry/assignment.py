@@ -94,7 +94,7 @@ class GainMatrices:
                 self._add(pairs, axis, self.goal[axis.name], held[axis.name])
         tree, now, inside = self.group_trees[index], pairs.trace(), []
         if tree.inside:
-            inside = self._coupled(held, tree, names) if tree.coupled else self._apart(held, tree, names)
+            inside = self._match_jointly(held, tree, names) if tree.coupled else self._apart(held, tree, names)
             pairs = pairs + torch.tensor([[gain for gain, _ in row] for row in inside], dtype=self.dtype)  # (1)
         order = solve_assignment(pairs)  # (2)
         moves = [(tree.outer, order)]
@@ -150,7 +150,7 @@ class GainMatrices:
         )
         return [[_best(one, other) for other in theirs] for one in ours]
 
-    def _coupled(self, held: State, tree: GroupTree, names: Collection[str]) -> list[list[InnerOrders]]:
+    def _match_jointly(self, held: State, tree: GroupTree, names: Collection[str]) -> list[list[InnerOrders]]:
         """Return, for each pair of units, the best inner orders, all kinds jointly."""
         ours, theirs = ([tree.unit(state, i, names) for i in range(tree.outer.size)] for state in (self.goal, held))
         known = [replace(group, axes=tuple(axis for axis in group.axes if axis.name in ours[0])) for group in tree.each]

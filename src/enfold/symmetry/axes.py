@@ -151,7 +151,7 @@ class Symmetry:
     def __len__(self) -> int:
         return len(self.groups)
 
-    def decided(self, module: str) -> bool:
+    def depends_on_values(self, module: str) -> bool:
         """Return whether a module is inside one whose control flow depends on values."""
         return any(not name or f"{module}.".startswith(f"{name}.") for name in self.deciding)
 

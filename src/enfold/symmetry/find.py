@@ -62,7 +62,7 @@ def symmetries(network: nn.Module, example: Any, *, seed: int = 0, logits_only: 
             return _nothing(state, f"nothing could be verified: {error}")
         if tracer.branches:
             verifier = verifier.with_variants()
-        found = _verified(verifier, tracer, find_candidates(tracer, _aliases(network, skeleton)))
+        found = _verify(verifier, tracer, find_candidates(tracer, _aliases(network, skeleton)))
         return replace(found, note=_decisions(tracer), deciding=tuple(tracer.decisions))
 
 
@@ -128,7 +128,7 @@ def _aliases(network: nn.Module, skeleton: Skeleton) -> dict[str, list[str]]:
     return found
 
 
-def _verified(verifier: Verifier, tracer: AxisTracer, proposed: list[Candidate]) -> Symmetry:
+def _verify(verifier: Verifier, tracer: AxisTracer, proposed: list[Candidate]) -> Symmetry:
     """Verify all groups together, and one by one only if that fails."""
     refused: dict[TensorAxis, str] = {}
 

@@ -38,7 +38,7 @@ class AxisLabels:
         """Return an axis without known constraints."""
         return (self._new(size, None if size else "it has no places"),)
 
-    def fixed(self, size: int, reason: str) -> Term:
+    def fixed_axis(self, size: int, reason: str) -> Term:
         """Return an axis that cannot be permuted."""
         return (self._new(size, reason),)
 
@@ -280,7 +280,7 @@ class AxisLabels:
                     parts, queue[:0] = [head], [tail]
                 piece.append(parts[0])
                 missing -= self.places(parts[0])
-            found.append(tuple(piece) if piece else self.fixed(0, reason))
+            found.append(tuple(piece) if piece else self.fixed_axis(0, reason))
         return found
 
     def split(self, term: Term, sizes: Sequence[int], reason: str) -> list[Term]:
@@ -299,7 +299,7 @@ class AxisLabels:
         inner = prod(sizes[1:])
         if any(self.places(product) % inner for product in whole):  # each piece holds several products
             parts = self.cut(term, [inner] * sizes[0], reason)
-            heads = self.fixed(sizes[0], "it numbers the parts of a sequence")
+            heads = self.fixed_axis(sizes[0], "it numbers the parts of a sequence")
         else:
             both = [
                 self._split_product(product, [self.places(product) // inner, inner], reason)
@@ -328,7 +328,7 @@ class AxisLabels:
                     queue[:0] = self._divide(label, need)
                 else:
                     self._fix_labels(product, reason)
-                    return [self.fixed(one, reason) for one in sizes]
+                    return [self.fixed_axis(one, reason) for one in sizes]
             found.append((taken,))
         return found
 

@@ -14,7 +14,7 @@ from enfold.errors import EnfoldError
 from enfold.symmetry.axes import Axis, Group, Symmetry
 
 
-def permuted(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
+def permute_state(state: Mapping[str, Tensor], group: Group, order: Tensor) -> State:
     """Return the state with unit order[k] of the group at index k.
 
     Args:
@@ -166,7 +166,7 @@ class OrderTracker:
             for other in own:
                 ends[axis.name, other] = max(ends.get((axis.name, other), 0), sum(axis.span(other) or (0,)))
         self.now = {
-            (name, min(axes)): _numbered([ends[name, k] if k in axes else 1 for k in range(max(axes) + 1)])
+            (name, min(axes)): _number_entries([ends[name, k] if k in axes else 1 for k in range(max(axes) + 1)])
             for name, sets in self.together.items()
             for axes in sets
         }
@@ -192,5 +192,5 @@ class OrderTracker:
         return found
 
 
-def _numbered(sizes: Sequence[int]) -> Tensor:
+def _number_entries(sizes: Sequence[int]) -> Tensor:
     return torch.arange(prod(sizes)).view(sizes)

@@ -316,7 +316,7 @@ class AxisTracer(TorchDispatchMode):
             sizes: The shape of the value.
             data: Whether the value depends on the inputs.
         """
-        terms = tuple(self.labels.free(n) if reason is None else self.labels.fixed(n, reason) for n in sizes)
+        terms = tuple(self.labels.free(n) if reason is None else self.labels.fixed_axis(n, reason) for n in sizes)
         return Value(terms, (NOWHERE,) * len(terms), data)
 
     def fix(self, value: Any, reason: str) -> None:

@@ -16,7 +16,7 @@ from enfold.engines.skeleton import Skeleton, State
 from enfold.symmetry.axes import Group
 from enfold.symmetry.candidates import Candidate
 from enfold.symmetry.execution import DOUBLE_TYPES, decompose_fused_operations, float64_mode, float_outputs
-from enfold.symmetry.permute import apply_orders, permuted, soft
+from enfold.symmetry.permute import apply_orders, permute_state, soft
 from enfold.symmetry.tracer import STATISTICS
 
 PROOFS = 6  # a single random order may not reveal a structure
@@ -168,7 +168,7 @@ class Verifier:
             return False
         group = candidate.options[0][0]
         alone = (replace(group, axes=(axis,)) for axis in group.axes if axis.name in names)
-        states = (permuted(self.state, one, self._order(group.size)) for one in alone)
+        states = (permute_state(self.state, one, self._order(group.size)) for one in alone)
         return any(not self._same(run(self.skeleton, state, self.inputs)) for state in states)
 
 

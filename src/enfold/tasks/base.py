@@ -150,7 +150,7 @@ class Task(ABC):
             EnfoldError: If targets have another shape or type than the task needs.
         """
 
-    def ignored(self, targets: Tensor) -> Tensor | None:
+    def ignore_mask(self, targets: Tensor) -> Tensor | None:
         """Return which rows are left out, (N,), from the targets of all rows; None if this cannot happen."""
         return None
 
@@ -158,7 +158,7 @@ class Task(ABC):
         """Return whether all targets of a batch are to be ignored."""
         if not isinstance(targets, Tensor):
             return False
-        ignored = self.ignored(self.row_targets(outputs, targets, check=False))
+        ignored = self.ignore_mask(self.row_targets(outputs, targets, check=False))
         return ignored is not None and bool(ignored.all())
 
     def row_weights(self, targets: Tensor) -> Tensor | None:
@@ -219,7 +219,7 @@ class Task(ABC):
         return self._leave_out(rows, own)
 
     def _leave_out(self, rows: Rows, own: bool) -> Rows:
-        ignored = self.ignored(rows.targets)
+        ignored = self.ignore_mask(rows.targets)
         if ignored is None or not bool(ignored.any()):
             return rows
         if bool(ignored.all()):

@@ -43,7 +43,13 @@ class Binary(Classification):
     name: ClassVar[str] = "binary"
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Binary:
-        """Return the task with the axis of the classes, which is None for one logit per example."""
+        """Return the task with the axis of the classes, which is None for one logit per example.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+        """
         if isinstance(targets, Tensor):
             self._require_targets(outputs, targets, own)
         return replace(self, class_axis=self._class_axis(outputs) if _is_dense(outputs) else None)
@@ -70,7 +76,14 @@ class Binary(Classification):
         return 1
 
     def row_targets(self, outputs: Tensor, targets: Tensor, *, own: bool = False, check: bool = True) -> Tensor:
-        """Return the classes 0 and 1 as int64, (N,) or (M, N)."""
+        """Return the classes 0 and 1 as int64, (N,) or (M, N).
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+            check: Whether values are checked, too.
+        """
         self._require_targets(outputs, targets, own)
         flat = targets.flatten(1) if own else targets.flatten()
         if check:
@@ -78,7 +91,13 @@ class Binary(Classification):
         return flat.long()
 
     def check_labels(self, labels: Tensor, ignored: int, may_ignore: bool) -> None:
-        """Refuse class weights of more than two classes and labels that are neither 0, 1 nor ignored."""
+        """Refuse class weights of more than two classes and labels that are neither 0, 1 nor ignored.
+
+        Args:
+            labels: The labels of all rows.
+            ignored: The label to ignore.
+            may_ignore: Whether the label to ignore may occur.
+        """
         if self.class_weights is not None and len(self.class_weights) != 2:
             raise EnfoldError(
                 f"class_weights must be the weights of the classes 0 and 1, got {len(self.class_weights)} of them: "

@@ -50,7 +50,13 @@ class Classification(Task):
     name: ClassVar[str] = "classification"
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Classification:
-        """Return the task with the axis of the classes."""
+        """Return the task with the axis of the classes.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+        """
         if outputs.ndim <= 3:
             return replace(self, class_axis=None)
         if self.class_axis is not None or not isinstance(targets, Tensor):
@@ -98,7 +104,14 @@ class Classification(Task):
         return self.class_axis if self.class_axis < 0 else self.class_axis + 1
 
     def row_targets(self, outputs: Tensor, targets: Tensor, *, own: bool = False, check: bool = True) -> Tensor:
-        """Return class indices (N,) or (M, N)."""
+        """Return class indices (N,) or (M, N).
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+            check: Whether values are checked, too.
+        """
         expected = _without(outputs.shape[1:], self._axis(outputs[:1]) - (self._axis(outputs) > 0))
         given = tuple(targets.shape[1:] if own else targets.shape)
         if given != expected:
@@ -109,7 +122,7 @@ class Classification(Task):
         flat = targets.reshape(len(targets), -1) if own else targets.reshape(-1)
         if not check:
             return flat
-        ignored = self._ignored(flat, outputs.ndim > 3)
+        ignored = self._ignore_mask(flat, outputs.ndim > 3)
         self.check(flat if ignored is None else flat[~ignored], outputs.shape[self._axis(outputs)])
         return flat.long()
 
@@ -122,11 +135,11 @@ class Classification(Task):
             )
         return class_labels(labels, num_classes, "a batch")
 
-    def ignored(self, targets: Tensor) -> Tensor | None:
+    def ignore_mask(self, targets: Tensor) -> Tensor | None:
         """Return the positions with `ignore_index`."""
-        return self._ignored(targets, self.class_axis is not None)
+        return self._ignore_mask(targets, self.class_axis is not None)
 
-    def _ignored(self, targets: Tensor, is_dense: bool) -> Tensor | None:
+    def _ignore_mask(self, targets: Tensor, is_dense: bool) -> Tensor | None:
         index = self.ignore_index if self.ignore_index is not None else IGNORED if is_dense else None
         return None if index is None or targets.is_floating_point() else targets == index
 

@@ -182,7 +182,13 @@ class Inferred(Task):
         return None
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
-        """Return the inferred task."""
+        """Return the inferred task.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+        """
         if not self.found:
             if targets is None:
                 raise EnfoldError(
@@ -201,7 +207,14 @@ class Inferred(Task):
         raise TypeError("resolve() returns the task to use")
 
     def row_targets(self, outputs: Tensor, targets: Tensor, *, own: bool = False, check: bool = True) -> Tensor:
-        """Raise an error: `resolve` returns the task to use."""
+        """Raise an error: `resolve` returns the task to use.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+            check: Whether values are checked, too.
+        """
         raise TypeError("resolve() returns the task to use")
 
     def row_losses(self, rows: Rows, smoothing: Any = 0.0) -> Tensor:
@@ -234,7 +247,13 @@ class FirstBatchTask(Inferred):
         return self.given
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
-        """Return the task."""
+        """Return the task.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+        """
         if not self.found:
             self.found.append(self.given.resolve(outputs, targets, own=own))
         return self.found[0].resolve(outputs, targets, own=own)
@@ -257,11 +276,24 @@ class StudentTask(Inferred):
         return self.teacher.argument if isinstance(self.teacher, Inferred) else self.teacher
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
-        """Return the task of the student."""
+        """Return the task of the student.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+        """
         return self.resolve_for(current_task(self.teacher), outputs, targets, own=own)
 
     def resolve_for(self, teacher: Task, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
-        """Return the task of the student of a teacher with this task, which may be known after its first batch."""
+        """Return the task of the student of a teacher with this task, which may be known after its first batch.
+
+        Args:
+            teacher: The task of the teacher.
+            outputs: Outputs of the student, (S, B, ...).
+            targets: Targets (B, ...), or (S, B, ...) if `own`.
+            own: Whether students have batches of their own.
+        """
         if not self.found:
             self.found.append(teacher.for_outputs(outputs, targets, own=own))
         return self.found[0].resolve(outputs, targets, own=own)

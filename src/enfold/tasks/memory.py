@@ -1,4 +1,4 @@
-"""The task that a network was trained for, kept beside its weights.
+"""The task that a network was trained for, stored with its weights.
 
 It is stored in the network's `__dict__` as text, so that copies of the network have it, its state dict does not, and a
 pickled network does not refer to enfold. Tasks that are defined elsewhere are stored as objects.
@@ -67,7 +67,7 @@ def training_task(model: nn.Module, task: TaskLike) -> Task:
 class RememberedTask(FirstBatchTask):
     """The task of an earlier training of the same network.
 
-    It is no setting of the later training, so that a checkpoint does not depend on it.
+    It is not a setting of the later training, so that a checkpoint does not depend on it.
     """
 
     @property
@@ -77,6 +77,11 @@ class RememberedTask(FirstBatchTask):
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Task:
         """Return the task.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
 
         Raises:
             EnfoldError: If outputs and targets of the first batch are those of a different task.

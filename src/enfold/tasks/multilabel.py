@@ -50,7 +50,13 @@ class Multilabel(Classification):
     name: ClassVar[str] = "multilabel"
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Multilabel:
-        """Return the task with the number of labels."""
+        """Return the task with the number of labels.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+        """
         if isinstance(targets, Tensor):
             self._require_targets(outputs, targets, own)
         found = outputs.shape[1:][self._label_axis()]
@@ -76,7 +82,14 @@ class Multilabel(Classification):
         return torch.stack([torch.zeros_like(logits), logits], dim=-1)
 
     def row_targets(self, outputs: Tensor, targets: Tensor, *, own: bool = False, check: bool = True) -> Tensor:
-        """Return 0 for absent, 1 for present and -100 for unknown labels as int64, (N,) or (M, N)."""
+        """Return 0 for absent, 1 for present and -100 for unknown labels as int64, (N,) or (M, N).
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+            check: Whether values are checked, too.
+        """
         self._require_targets(outputs, targets, own)
         ordered = self._labels_last(targets, int(own))
         flat = ordered.flatten(1) if own else ordered.flatten()
@@ -108,13 +121,13 @@ class Multilabel(Classification):
                 'class indices, task="binary" for a single label'
             )
 
-    def ignored(self, targets: Tensor) -> Tensor:
+    def ignore_mask(self, targets: Tensor) -> Tensor:
         """Return the unknown labels."""
         return targets == UNKNOWN
 
     def _leave_out(self, rows: Rows, own: bool) -> Rows:
         """Give unknown labels the weight 0: all rows are needed to know to which label a row belongs."""
-        unknown = self.ignored(rows.targets)
+        unknown = self.ignore_mask(rows.targets)
         if not bool(unknown.any()):
             return rows
         if bool(unknown.all()):

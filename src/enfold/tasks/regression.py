@@ -128,7 +128,13 @@ class Regression(Task):
     # Shapes
 
     def resolve(self, outputs: Tensor, targets: Any, *, own: bool = False) -> Regression:
-        """Return the task with its head and the axis of the parameters."""
+        """Return the task with its head and the axis of the parameters.
+
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+        """
         if not isinstance(targets, Tensor):
             return self
         out, wanted = tuple(outputs.shape[1:]), tuple(targets.shape[1:] if own else targets.shape)
@@ -258,6 +264,12 @@ class Regression(Task):
     def row_targets(self, outputs: Tensor, targets: Tensor, *, own: bool = False, check: bool = True) -> Tensor:
         """Return the numbers, (N,) or (M, N), in the type of the rows.
 
+        Args:
+            outputs: Outputs of all members, (M, B, ...).
+            targets: Targets (B, ...), or (M, B, ...) if `own`.
+            own: Whether members have batches of their own.
+            check: Whether values are checked, too.
+
         Raises:
             EnfoldError: If the shapes do not fit, or targets are infinite, or NaN without `ignore_nan`.
         """
@@ -280,7 +292,7 @@ class Regression(Task):
         else:
             require_finite("targets", targets, "remove them, or pass task=Regression(ignore_nan=True) to leave out NaN")
 
-    def ignored(self, targets: Tensor) -> Tensor | None:
+    def ignore_mask(self, targets: Tensor) -> Tensor | None:
         """Return the targets that are NaN, with `ignore_nan`."""
         return targets.isnan() if self.ignore_nan else None
 

@@ -56,7 +56,7 @@ def reestimate(network: nn.Module, data: Data, *, batch_size: int = 256, seed: i
         for name, buffer in network.named_buffers():
             buffer.copy_(before[name])
         raise EnfoldError(
-            "batch-norm statistics need batches of at least 2 examples, got none in train: pass larger batches"
+            "batch-norm statistics need batches of at least 2 examples, got no such batch in train: pass larger batches"
         )
 
 

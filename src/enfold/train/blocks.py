@@ -115,6 +115,17 @@ def fit_blocks(
 ) -> History:
     """Train the blocks of an ensemble on an executor; the arguments are those of `fit`.
 
+    Args:
+        model: The ensemble.
+        data: Training and validation data.
+        config: The training settings.
+        objective: The loss of each member; None for that of the task.
+        checkpoint: File of the training; finished blocks are stored beside it.
+        executor: The executor.
+        title: Title of the progress bar.
+        quiet: Whether to show no progress.
+        log: Where metrics are logged.
+
     Raises:
         FailedMembers: If blocks fail; the model is unchanged then.
     """
@@ -141,7 +152,7 @@ def fit_blocks(
             raise _failed(ensemble, blocks, failures, store, permanent=permanent)
         history = load_blocks(ensemble, blocks, store)
     if log:
-        log.log_settings(Fit(ensemble, data, config, objective, None)._described(title))
+        log.log_settings(Fit(ensemble, data, config, objective, None)._describe(title))
         for record in history.epochs:
             log.log_metrics(history.metrics(record), record.epoch + 1)
     ensemble.to(config.device).eval()
@@ -176,7 +187,16 @@ def plan_blocks(model: Ensemble, data: Data, config: TrainConfig, size: int, sto
 def make_blocks(
     ensemble: Ensemble, data: Data, config: TrainConfig, objective: Objective | None, size: int, store: Store
 ) -> list[Block]:
-    """Return the blocks of an ensemble; the data is written to the store."""
+    """Return the blocks of an ensemble; the data is written to the store.
+
+    Args:
+        ensemble: The ensemble.
+        data: Training and validation data.
+        config: The training settings.
+        objective: The loss of each member; None for that of the task.
+        size: Members in a block.
+        store: Where the data is written.
+    """
     shared, count = SharedData.write(data, store), ensemble.num_members
     per_member = {
         name: config.per_member(name, count) for name in PER_MEMBER if isinstance(getattr(config, name), tuple)

@@ -75,7 +75,19 @@ def save_checkpoint(
     average: WeightAverage | None = None,
     place: Place | None = None,
 ) -> None:
-    """Write the state after the last epoch in `history`, or at a place in the next, atomically."""
+    """Write the state after the last epoch in `history`, or at a place in the next, atomically.
+
+    Args:
+        path: The file.
+        model: The model.
+        optimizer: The optimizer.
+        selection: The best parameters so far.
+        scaler: The gradient scaler.
+        history: The epochs so far.
+        identity: What a training must agree in to continue from the file.
+        average: The average of the weights; None for none.
+        place: The place in the next epoch; None for its start.
+    """
     tensors: dict[str, Tensor] = {}
     for prefix, state in (
         ("model", model.state_dict()),
@@ -119,7 +131,7 @@ class Checkpoint:
 
     @property
     def place(self) -> Place:
-        """How far the epoch after the last complete one is."""
+        """The position in the epoch after the last complete one."""
         found = {key.partition("/")[2]: each for key, each in self.tensors.items() if key.startswith("place/")}
         return Place.from_tensors(found)
 
@@ -137,7 +149,15 @@ class Checkpoint:
         scaler: torch.amp.GradScaler,
         average: WeightAverage | None = None,
     ) -> History:
-        """Put the state into model, optimizer, selection, scaler and average, and return the history."""
+        """Put the state into model, optimizer, selection, scaler and average, and return the history.
+
+        Args:
+            model: The model.
+            optimizer: The optimizer.
+            selection: The best parameters so far.
+            scaler: The gradient scaler.
+            average: The average of the weights; None for none.
+        """
         groups: dict[str, dict[str, Tensor]] = {
             name: {} for name in ("model", "chosen", "optimizer", "average", "place")
         }

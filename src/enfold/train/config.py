@@ -176,7 +176,7 @@ class TrainConfig:
 
     @property
     def varies(self) -> bool:
-        """Whether members have different learning rates or weight decays."""
+        """Return whether members have different learning rates or weight decays."""
         return isinstance(self.lr, tuple) or isinstance(self.weight_decay, tuple)
 
     def rate_factor(self, step: int, steps_per_epoch: int) -> float:

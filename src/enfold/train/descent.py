@@ -50,6 +50,12 @@ class Descent:
 
         `loss` is evaluated after every epoch; finally the parameters with the lowest value, which may be the initial
         ones, are restored.
+
+        Args:
+            loss: Function that returns the loss after an epoch.
+            steps: Steps per epoch; None if unknown.
+            title: Title of the progress bar.
+            of: What the loss is of, for messages.
         """
         done = len(self.history.epochs)
         if not done:
@@ -57,7 +63,7 @@ class Descent:
         total = None if steps is None else steps * self.config.epochs
         with progress(title, total, done=(steps or 0) * done) as self.bar:
             for epoch in range(done, self.config.epochs):
-                if self.selection.finished(epoch):
+                if self.selection.is_finished(epoch):
                     self.bar.advance((steps or 0) * (self.config.epochs - epoch))
                     self.bar.say(
                         f"{of}loss not below {self.selection.best[0]:.4f} since epoch {self.selection.epoch[0]}"

@@ -198,9 +198,16 @@ def warn_if_unchanged(history: History, what: str, start: str, remedy: str) -> N
         return
     which = "" if count == 1 else f" for students {', '.join(map(str, unchanged))} of {count}"
     criterion = history.criterion.upper() if history.criterion in ("nll", "mse") else history.criterion
-    warnings.warn(
-        f"{what} returned its start, {start}, unchanged{which}: no epoch had a lower {criterion} on validation data; "
-        f"{remedy}",
-        UnchangedWarning,
-        stacklevel=level_outside(),
-    )
+    message = f"{describe_unchanged(what, start + which, criterion)}; {remedy}"
+    warnings.warn(message, UnchangedWarning, stacklevel=level_outside())
+
+
+def describe_unchanged(what: str, start: str, criterion: str = "loss") -> str:
+    """Return the sentence about a training that returned its initial weights.
+
+    Args:
+        what: What was trained.
+        start: What the training started from, such as "member 2".
+        criterion: The name of the metric by which epochs are selected.
+    """
+    return f"{what} returned its initial weights ({start}): no epoch had a lower {criterion} on validation data"

@@ -32,7 +32,7 @@ from enfold.io.checkpoints import require_tensors
 from enfold.io.files import digest
 from enfold.io.identity import plain
 from enfold.io.stopping import Stop, stops_by_itself
-from enfold.loggers import Log, LoggerLike, as_log, logged
+from enfold.loggers import Log, LoggerLike, as_log, with_log
 from enfold.metrics import metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
@@ -52,7 +52,7 @@ from enfold.train.weight_average import WeightAverage
 ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the repr of an object; it differs between processes
 
 
-@logged
+@with_log
 def fit(
     model: nn.Module,
     train: Examples,
@@ -224,8 +224,9 @@ class Fit:
             The history of the training.
         """
         stored, log = None, Log() if log is None else log
-        if self.checkpoint is not None and self.checkpoint.exists():
-            stored = read_checkpoint(self.checkpoint, self.identity)
+        if self.checkpoint is not None:
+            identity = self.identity  # of the model before `on_fit_start` adds to it
+            stored = read_checkpoint(self.checkpoint, identity) if self.checkpoint.exists() else None
         if isinstance(self.model, Ensemble):
             self.model.on_fit_start(self.data, self.config)
         if stored is not None:
@@ -237,12 +238,12 @@ class Fit:
         total = None if steps is None else steps * self.config.epochs
         done = (steps or 0) * len(self.history.epochs) + len(self.place.sizes)
         if log:
-            log.log_settings(self._described(title))
+            log.log_settings(self._describe(title))
         shown, stopping = progress(title, total, done=done, quiet=quiet), nullcontext(Stop())
         with (
             stopping if self.checkpoint is None else stops_by_itself() as self.stop,
             shown as bar,
-            _compiled(self.model, self.config.compile),
+            _compile(self.model, self.config.compile),
         ):
             for record in self._epochs(bar, log):
                 if on_epoch is not None:
@@ -267,7 +268,7 @@ class Fit:
             if self.history.start is not None:
                 log.log_metrics(self.history.metrics(self.history.start), 0)
         for epoch in range(done, self.config.epochs):
-            if self.chooses and self.selection.finished(epoch):
+            if self.chooses and self.selection.is_finished(epoch):
                 return
             record = self._epoch(epoch, bar)
             log.log_metrics(self.history.metrics(record), epoch + 1)
@@ -290,14 +291,14 @@ class Fit:
             place = self._batches(epoch, bar, started)
         steps = len(place.sizes)
         bar.advance((self.order.steps(self.data.train) or steps) - steps)  # dropped batches
-        with self.average.applied():
+        with self.average.use_averages():
             record = self._record(epoch, _mean(place.losses, place.sizes), started - place.seconds, steps)
             self.history.epochs.append(record)
             if self.chooses:
                 self.selection.update(epoch + 1, record.validation_loss)
         if isinstance(self.model, Ensemble):
             self.model.on_epoch_end(epoch + 1, self.config)
-        with self.average.applied():
+        with self.average.use_averages():
             self._store(epoch + 1)
         if self.checkpoint is not None:
             self._save(self.checkpoint)
@@ -370,7 +371,7 @@ class Fit:
             return self.config.rate_factor(epoch, 1)
         return self.config.rate_factor(epoch * steps + number, steps)
 
-    def _described(self, title: str) -> dict[str, Any]:
+    def _describe(self, title: str) -> dict[str, Any]:
         """Return the settings for loggers."""
         options: dict[str, Any] = {}
         with suppress(EnfoldError):  # a method of the user's own without its options as attributes
@@ -496,7 +497,7 @@ def _precision(config: TrainConfig) -> torch.autocast | nullcontext[None]:
 
 
 @contextmanager
-def _compiled(model: nn.Module, wanted: bool) -> Iterator[None]:
+def _compile(model: nn.Module, wanted: bool) -> Iterator[None]:
     """Compile the network inside the block; members then run sequentially."""
     if not wanted:
         yield

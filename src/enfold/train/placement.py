@@ -59,7 +59,7 @@ def choose(parallel: Parallel, blocks: Sequence[Block], data: Data) -> Parallel:
 
 
 def step_seconds(block: Block, data: Data, threads: int) -> float:
-    """Return the median duration of a training step of a block with so many threads."""
+    """Return the median duration of a training step of a block with a number of threads."""
     training = Fit(copy_network(block.members), data, block.config, block.objective, None)
     training.model.train()
     taken = []

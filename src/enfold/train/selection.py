@@ -37,12 +37,12 @@ class Selection:
         else:
             values = [sum(validation_loss) / len(validation_loss)]
         better = [
-            value < best and not self.stopped(k, epoch)
+            value < best and not self.has_stopped(k, epoch)
             for k, (value, best) in enumerate(zip(values, self.best, strict=True))
         ]
         current = self.model.state_dict()
         if not self.state:
-            self.state = {name: _copied(tensor) for name, tensor in current.items()}
+            self.state = {name: _copy(tensor) for name, tensor in current.items()}
         for index in (k for k, improved in enumerate(better) if improved):
             self.best[index], self.epoch[index] = values[index], epoch
             for name, tensor in current.items():
@@ -51,15 +51,15 @@ class Selection:
                 elif isinstance(tensor, Tensor):
                     self.state[name].copy_(tensor)
                 else:
-                    self.state[name] = _copied(tensor)
+                    self.state[name] = _copy(tensor)
 
-    def stopped(self, index: int, epoch: int) -> bool:
+    def has_stopped(self, index: int, epoch: int) -> bool:
         """Return whether this member's patience ran out before `epoch`."""
         return self.patience is not None and epoch - self.epoch[index] > self.patience
 
-    def finished(self, epoch: int) -> bool:
+    def is_finished(self, epoch: int) -> bool:
         """Return whether no member can improve after `epoch`."""
-        return all(self.stopped(index, epoch + 1) for index in range(self.count))
+        return all(self.has_stopped(index, epoch + 1) for index in range(self.count))
 
     def apply(self) -> None:
         """Load the selected weights into the model."""
@@ -76,6 +76,6 @@ class Selection:
         self.epoch, self.state = list(record["epoch"]), state
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     """Return a copy of a tensor of a state dict, or of what `get_extra_state` returned."""
     return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)

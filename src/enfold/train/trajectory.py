@@ -65,7 +65,7 @@ class Trajectory:
                 f"trajectory needs a model with separate networks, got a {type(model).__name__}: leave trajectory out"
             )
         for epoch in self.epochs[:1]:
-            with _opened(self.file(epoch)) as file:
+            with _open(self.file(epoch)) as file:
                 changed = differences(json.loads((file.metadata() or {}).get("identity", "{}")), identity)
             if changed:
                 raise EnfoldError(
@@ -75,7 +75,13 @@ class Trajectory:
 
     @torch.no_grad()
     def store(self, model: nn.Module, epoch: int, identity: Identity) -> None:
-        """Write the networks after this many epochs, each tensor stacked as (M, *shape)."""
+        """Write the networks after this many epochs, each tensor stacked as (M, *shape).
+
+        Args:
+            model: The network or ensemble.
+            epoch: Number of completed epochs.
+            identity: What a training must agree in to continue the folder.
+        """
         if isinstance(model, Ensemble):
             state = {name: tensor[: model.trained_members] for name, tensor in model.expand().items()}
         else:
@@ -92,19 +98,19 @@ class Trajectory:
         """
         if not self.file(epoch).is_file():
             raise EnfoldError(f"epoch must be one of the stored epochs {self.epochs}, got {epoch}: choose another")
-        with _opened(self.file(epoch)) as file:
+        with _open(self.file(epoch)) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
 
     def of_member(self, index: int, last: int = 0) -> list[State]:
         """Return one member epoch by epoch; only the `last` epochs if given."""
         found = []
         for epoch in self.epochs[-last:]:
-            with _opened(self.file(epoch)) as file:
+            with _open(self.file(epoch)) as file:
                 found.append({name: file.get_slice(name)[index : index + 1][0] for name in file.keys()})  # noqa: SIM118
         return found
 
 
-def _opened(path: Path) -> safe_open:
+def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, "pt")
     except SafetensorError as error:

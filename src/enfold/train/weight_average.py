@@ -57,7 +57,7 @@ class WeightAverage:
                 average.copy_(value)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def use_averages(self) -> Iterator[None]:
         """Put the averages into the model inside the block."""
         if self.decay is None:
             yield
@@ -88,11 +88,11 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def _copies(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of the tensors of a model, in single precision at least."""
 
-    def copied(value: Tensor) -> Tensor:
+    def copy_value(value: Tensor) -> Tensor:
         is_real = value.is_floating_point()
         return value.detach().clone().to(torch.promote_types(value.dtype, torch.float32) if is_real else value.dtype)
 
-    return {name: copied(value) for name, value in _tensors(model).items()}
+    return {name: copy_value(value) for name, value in _tensors(model).items()}
 
 
 @torch.no_grad()

@@ -99,7 +99,7 @@ def test_elastic_sampling_is_scipys(scenes):
 def test_elastic_moves_three_points_to_where_they_were_drawn():
     images = torch.zeros(5, 1, 32, 32)
     points = torch.tensor([[26.0, 26], [26, 6], [6, 6]])
-    moved = points + 2.5 * Draws(0, "t", torch.arange(5)).signed(3, 2)
+    moved = points + 2.5 * Draws(0, "t", torch.arange(5)).draw_signed(3, 2)
     x, y = _affine(images, moved[..., :1], moved[..., 1:], 2.5, Draws(0, "t", torch.arange(5)))
     torch.testing.assert_close(torch.cat([x, y], 2), points.expand(5, 3, 2), atol=1e-4, rtol=0)
 

@@ -58,7 +58,7 @@ def test_normal_numbers():
 
 @pytest.mark.parametrize("rate", [0.0, 0.02, 0.7, 3, 7.99, 8.01, 12, 40, 150, 500])
 def test_poisson_numbers(rate):
-    signed = draws(count=40).signed(1000)
+    signed = draws(count=40).draw_signed(1000)
     counts = poisson(torch.full_like(signed, rate), signed)
     exact = stats.poisson.ppf((1 + signed.double().numpy()) / 2, rate) if rate else np.zeros(signed.shape)
     differ = counts.numpy() != exact

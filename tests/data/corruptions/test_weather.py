@@ -22,7 +22,7 @@ def test_clouds_span_zero_to_one_and_are_rougher_with_less_decay():
 
 def test_clouds_by_hand():
     """On 2 x 2 with the corner at 0: the centre is noise n₀, the edges are n₀/2 + n₁ and n₀/2 + n₂."""
-    noise = Draws(0, "fog", torch.arange(3)).signed(3, 1, 1)[:, :, 0, 0]
+    noise = Draws(0, "fog", torch.arange(3)).draw_signed(3, 1, 1)[:, :, 0, 0]
     expected = torch.stack(
         [0 * noise[:, 0], noise[:, 0] / 2 + noise[:, 1], noise[:, 0] / 2 + noise[:, 2], noise[:, 0]], 1
     )

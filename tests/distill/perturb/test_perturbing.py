@@ -305,13 +305,13 @@ def test_perturbations_use_members_in_eval_mode(teachers, pictures):
         expected = teachers(inputs)
     asked = MemberLogits(teachers.train(), inputs.requires_grad_())
     for index in (2, 0, 1):
-        fixed = asked.detached(index)
+        fixed = asked.constant_logits(index)
         found = asked.logits(index)
         torch.testing.assert_close(found.detach(), expected[index])
         torch.testing.assert_close(fixed, expected[index])
         assert found.requires_grad
         assert not fixed.requires_grad
-        assert torch.equal(asked.detached(index), found)
+        assert torch.equal(asked.constant_logits(index), found)
 
 
 def test_a_predictor_of_all_members_runs_once(pictures):
@@ -320,7 +320,7 @@ def test_a_predictor_of_all_members_runs_once(pictures):
     model.register_forward_hook(lambda *_: calls.append(1))
     asked = MemberLogits(model, pictures.prepare(pictures.train.inputs))
     assert asked.num_members == 3
-    asked.detached(2), asked.logits(0), asked.logits(1)
+    asked.constant_logits(2), asked.logits(0), asked.logits(1)
     assert len(calls) == 1
 
 

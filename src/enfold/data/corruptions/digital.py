@@ -61,7 +61,7 @@ def elastic_transform(images: Tensor, severity: int, draws: Draws) -> Tensor:
     moved = sample(images, *_affine(images, x, y, affine * size, draws), repeat_edge=False)
     if not strength:
         return moved
-    noise = draws.signed(2, *images.shape[-2:])
+    noise = draws.draw_signed(2, *images.shape[-2:])
     shift = gaussian(noise, smoothing * size, "reflect", truncate=3.0).mul_(strength * size)
     return sample(moved, x + shift[:, 0], y + shift[:, 1], repeat_edge=True)
 
@@ -72,7 +72,7 @@ def _affine(images: Tensor, x: Tensor, y: Tensor, most: float, draws: Draws) -> 
     centre = x.new_tensor([width // 2, height // 2])
     third = min(height, width) // 3
     before = centre + third * x.new_tensor([[1, 1], [1, -1], [-1, -1]])  # (3, 2), as (x, y)
-    after = before + most * draws.signed(3, 2)  # (B, 3, 2)
+    after = before + most * draws.draw_signed(3, 2)  # (B, 3, 2)
     (a, b), (c, d) = (after[:, 0] - after[:, 1]).unbind(1), (after[:, 2] - after[:, 1]).unbind(1)
     across, down = before[0] - before[1], before[2] - before[1]
     area = (a * d - b * c)[:, None, None]

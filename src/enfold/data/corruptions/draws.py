@@ -32,7 +32,7 @@ class Draws:
         self._position = 0
         self.batch, self.device = len(indices), indices.device
 
-    def signed(self, *shape: int) -> Tensor:
+    def draw_signed(self, *shape: int) -> Tensor:
         """Return uniform numbers on the open interval (-1, 1): (B, *shape)."""
         return self._bits(shape).float().add_(0.5).mul_(2.0**-22)
 
@@ -42,7 +42,7 @@ class Draws:
 
     def normal(self, *shape: int) -> Tensor:
         """Return standard normal numbers by inversion, within ±5.3: (B, *shape)."""
-        return to_normal(self.signed(*shape))
+        return to_normal(self.draw_signed(*shape))
 
     def _bits(self, shape: tuple[int, ...]) -> Tensor:
         """Return integers in [-2²², 2²²), which float32 represents exactly with 0.5 added."""

@@ -30,14 +30,28 @@ def apply(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def gaussian(images: Tensor, sigma: float, edge: Edge = "nearest", truncate: float = 4.0) -> Tensor:
-    """Return the Gaussian blur of each channel, with SciPy's kernel: truncated at `truncate` sigma, sum 1."""
+    """Return the Gaussian blur of each channel, with SciPy's kernel: truncated at `truncate` sigma, sum 1.
+
+    Args:
+        images: Images (B, C, H, W).
+        sigma: Standard deviation in pixels.
+        edge: How the image continues beyond its edge.
+        truncate: Radius of the kernel in standard deviations.
+    """
     height, width = images.shape[-2:]
     return apply(images, gaussian_matrix(height, sigma, edge, truncate), gaussian_matrix(width, sigma, edge, truncate))
 
 
 @lru_cache(maxsize=64)
 def gaussian_matrix(size: int, sigma: float, edge: Edge, truncate: float) -> Tensor:
-    """Return the (size, size) matrix of the blur along one axis."""
+    """Return the (size, size) matrix of the blur along one axis.
+
+    Args:
+        size: Pixels along the axis.
+        sigma: Standard deviation in pixels.
+        edge: How the image continues beyond its edge.
+        truncate: Radius of the kernel in standard deviations.
+    """
     reach = int(truncate * sigma + 0.5)
     offsets = torch.arange(-reach, reach + 1)
     weights = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
@@ -103,6 +117,12 @@ def sample(images: Tensor, x: Tensor, y: Tensor, *, repeat_edge: bool) -> Tensor
     """Return bilinear samples at pixel coordinates x and y, each (B, H, W).
 
     Coordinates beyond the image are reflected, with the edge pixel repeated if `repeat_edge`.
+
+    Args:
+        images: Images (B, C, H, W).
+        x: Columns, (B, H, W).
+        y: Rows, (B, H, W).
+        repeat_edge: Whether the edge pixel is repeated in the reflection.
     """
     height, width = images.shape[-2:]
     if repeat_edge:

@@ -20,13 +20,13 @@ def gaussian_noise(images: Tensor, severity: int, draws: Draws) -> Tensor:
 def shot_noise(images: Tensor, severity: int, draws: Draws) -> Tensor:
     """Return Poisson(c·x) / c."""
     c = (500, 250, 100, 75, 50)[severity - 1]
-    return poisson(images * c, draws.signed(*images.shape[1:])).div_(c)
+    return poisson(images * c, draws.draw_signed(*images.shape[1:])).div_(c)
 
 
 def impulse_noise(images: Tensor, severity: int, draws: Draws) -> Tensor:
     """Return images with a fraction c of the values set to 0 or 1 with equal probability."""
     c = (0.01, 0.02, 0.03, 0.05, 0.07)[severity - 1]
-    signed = draws.signed(*images.shape[1:])
+    signed = draws.draw_signed(*images.shape[1:])
     return torch.where(signed.abs() < 1 - c, images, (signed > 0).to(images.dtype))
 
 

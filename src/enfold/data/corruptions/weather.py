@@ -110,7 +110,7 @@ def plasma_fractal(draws: Draws, size: int, decay: float) -> Tensor:
     step, amplitude = size, 1.0
     while step > 1:
         half, count = step // 2, size // step
-        noise = draws.signed(3, count, count).mul_(amplitude)
+        noise = draws.draw_signed(3, count, count).mul_(amplitude)
         corners = clouds[:, ::step, ::step]
         pairs = corners + corners.roll(-1, 1)
         centres = (pairs + pairs.roll(-1, 2)) / 4 + noise[:, 0]

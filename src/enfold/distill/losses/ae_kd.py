@@ -75,7 +75,13 @@ class AEKD(DistillationLoss):
         return torch.log_softmax(logits / self.temperature, dim=-1)
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
-        """Return Σ_m a_m ℓ_m of equation (4) for each student."""
+        """Return Σ_m a_m ℓ_m of equation (4) for each student.
+
+        Args:
+            logits: The students' logits, (S, B, C).
+            target: The target (..., B, K), or (..., S, B, K) if each student has its own batch.
+            progress: The completed fraction of the training.
+        """
         soft = torch.log_softmax(logits / self.temperature, dim=-1)  # (S, B, C)
         teachers = target if target.ndim == 4 else target[:, None]  # (T, S or 1, B, C)
         losses = F.kl_div(soft, teachers, reduction="none", log_target=True).sum(-1).mean(-1)  # (T, S)
@@ -113,11 +119,17 @@ class AEKD(DistillationLoss):
 
     @property
     def is_separable(self) -> bool:
-        """Whether students may run one by one; features are recorded for all at once."""
+        """Return whether students may run one by one; features are recorded for all at once."""
         return self.feature is None
 
     def check(self, teacher: Teacher, student: nn.Module, config: TrainConfig) -> None:
-        """Require a tolerance that M weights can have, and a layer with features of one shape."""
+        """Require a tolerance that M weights can have, and a layer with features of one shape.
+
+        Args:
+            teacher: The teachers.
+            student: The student, as it is before the training.
+            config: The training settings.
+        """
         if teacher.num_members > 1:
             require_cap(self.tolerance, teacher.num_members, "tolerance")
         if self.feature is not None:

@@ -77,7 +77,13 @@ class EnD2(DirichletLoss):
         return logits
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
-        """Return equation (3) for each student."""
+        """Return equation (3) for each student.
+
+        Args:
+            logits: The students' logits, (S, B, C).
+            target: The target (..., B, K), or (..., S, B, K) if each student has its own batch.
+            progress: The completed fraction of the training.
+        """
         temperature = self.temperature_at(progress)
         alphas = concentrations(logits / temperature, self.offset)  # (1): (S, B, C)
         mean = self.mean_log_probs(target, temperature)  # (B, C) or (S, B, C)

@@ -68,7 +68,13 @@ class Hydra(OneToOne):
         return KD(alpha=self.alpha, temperature=self.temperature), first
 
     def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
-        """Return a body with copies of the network's head."""
+        """Return a body with copies of the network's head.
+
+        Args:
+            network: The network from which the student starts, or the ensemble passed as `student`.
+            num_teachers: Number of teachers, T.
+            config: The training settings.
+        """
         if isinstance(network, Ensemble):
             raise EnfoldError(
                 f"loss=Hydra() builds its own student, got a {type(network).__name__}: leave student out, or use "

@@ -69,13 +69,25 @@ class KD(DistillationLoss):
         return as_target(teacher_log_probs(logits, self.temperature, self.reduction))
 
     def weighted_target(self, values: Tensor, task: Task, weights: tuple[float, ...]) -> Tensor:
-        """Return p_t(τ) with w_m in place of 1/M in (2), or the weighted mixture for a regression."""
+        """Return p_t(τ) with w_m in place of 1/M in (2), or the weighted mixture for a regression.
+
+        Args:
+            values: Rows of the teachers, (T, N, K).
+            task: The task of the teachers.
+            weights: Normalized weights of the teachers.
+        """
         if not task.is_categorical:
             return task.mixture(values, weights)
         return as_target(teacher_log_probs(values, self.temperature, self.reduction, weights))
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
-        """Return the second term of (1) for each student; with fit="ensemble" it is the same for all."""
+        """Return the second term of (1) for each student; with fit="ensemble" it is the same for all.
+
+        Args:
+            logits: The students' logits, (S, B, C).
+            target: The target (..., B, K), or (..., S, B, K) if each student has its own batch.
+            progress: The completed fraction of the training.
+        """
         if self.fit == "members":
             return divergence(logits, target, self.temperature)
         soft = mean_log_probs(torch.log_softmax(logits / self.temperature, dim=-1))  # (3)
@@ -86,7 +98,14 @@ class KD(DistillationLoss):
         return self.target(values) if task.is_categorical else task.mixture(values)
 
     def task_loss(self, values: Tensor, target: Tensor, progress: float, task: Task) -> Tensor:
-        """Return the second term of (1), or the divergence of the distributions of a regression."""
+        """Return the second term of (1), or the divergence of the distributions of a regression.
+
+        Args:
+            values: Rows of the students, (S, N, K).
+            target: What `task_target` returned for these rows.
+            progress: The completed fraction of the training.
+            task: The task of the students.
+        """
         if task.is_categorical:
             return self.loss(values, target, progress)
         if self.fit == "ensemble":
@@ -95,11 +114,17 @@ class KD(DistillationLoss):
 
     @property
     def is_separable(self) -> bool:
-        """Whether students are fitted one by one."""
+        """Return whether students are fitted one by one."""
         return self.fit == "members"
 
     def check(self, teacher: Teacher, student: nn.Module, config: TrainConfig) -> None:
-        """Require students that see the same examples if their mean is fitted."""
+        """Require students that see the same examples if their mean is fitted.
+
+        Args:
+            teacher: The teachers.
+            student: The student, as it is before the training.
+            config: The training settings.
+        """
         if self.fit == "ensemble" and trained_members(student) > 1 and config.order != "shared":
             raise EnfoldError(
                 f"fit='ensemble' needs students that see the same examples, got order='{config.order}': use an "
@@ -125,7 +150,14 @@ class MeanModel(nn.Module):
 
 
 def teacher_log_probs(logits: Tensor, temperature: float, reduction: Reduction, weights: Weights = None) -> Tensor:
-    """Return log p_t(τ) of M teachers, equal or with weights: (M, B, C) -> (B, C)."""
+    """Return log p_t(τ) of M teachers, equal or with weights: (M, B, C) -> (B, C).
+
+    Args:
+        logits: The teachers' logits, (M, B, C).
+        temperature: τ.
+        reduction: Whether the mean is over probabilities or over logits.
+        weights: Normalized weights of the teachers; None for equal weights.
+    """
     if reduction == "mean_softened_probs":
         return mean_log_probs(torch.log_softmax(logits / temperature, dim=-1), weights)  # (2a)
     if reduction == "mean_probs_then_soften":

@@ -91,10 +91,15 @@ class LatentBE(OneToOne):
 
     default_init: ClassVar[Literal["random"]] = "random"
     ignored_warnings: ClassVar[tuple[type[Warning], ...]] = (LowDiversityWarning,)  # similar members can be averaged
-    returns_ensemble: ClassVar[bool] = False
 
     def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
-        """Return equation (1), with the decay (3)."""
+        """Return equation (1), with the decay (3).
+
+        Args:
+            network: The network from which the student starts, or the ensemble passed as `student`.
+            num_teachers: Number of teachers, T.
+            config: The training settings.
+        """
         if isinstance(network, Ensemble):
             raise EnfoldError(
                 f"loss=LatentBE() builds its own BatchEnsemble, whose members start equal, got a "
@@ -111,7 +116,13 @@ class LatentBE(OneToOne):
         )
 
     def check(self, teacher: Teacher, student: nn.Module, config: TrainConfig) -> None:
-        """Also warn of equal teachers, because members that start equal differ by nothing else."""
+        """Also warn of equal teachers, because members that start equal differ by nothing else.
+
+        Args:
+            teacher: The teachers.
+            student: The student, as it is before the training.
+            config: The training settings.
+        """
         super().check(teacher, student, config)
         if teacher.num_members == 1:
             return

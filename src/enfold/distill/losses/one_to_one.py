@@ -21,7 +21,7 @@ Nothing else known.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -53,14 +53,18 @@ class OneToOne(DistillationLoss):
     alpha: Fraction = 1.0
     temperature: Temperature = 1.0
 
-    returns_ensemble: ClassVar[bool] = True
-
     def target(self, logits: Tensor) -> Tensor:
         """Return t_m(τ) of every teacher with its negative entropy: (T, N, C) -> (T, N, C + 1)."""
         return as_target(torch.log_softmax(logits / self.temperature, dim=-1))
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
-        """Return the second term of (1): logits (S, B, C), target (S, B, K), or (S, S, B, K) for own batches."""
+        """Return the second term of (1): logits (S, B, C), target (S, B, K), or (S, S, B, K) for own batches.
+
+        Args:
+            logits: The students' logits, (S, B, C).
+            target: The target (..., B, K), or (..., S, B, K) if each student has its own batch.
+            progress: The completed fraction of the training.
+        """
         return divergence(logits, _own_targets(target), self.temperature)
 
     def task_target(self, values: Tensor, task: Task) -> Tensor:
@@ -68,22 +72,47 @@ class OneToOne(DistillationLoss):
         return self.target(values) if task.is_categorical else task.member_targets(values)
 
     def task_loss(self, values: Tensor, target: Tensor, progress: float, task: Task) -> Tensor:
-        """Return the second term of (1), or the divergences of the distributions of a regression."""
+        """Return the second term of (1), or the divergences of the distributions of a regression.
+
+        Args:
+            values: Rows of the students, (S, N, K).
+            target: What `task_target` returned for these rows.
+            progress: The completed fraction of the training.
+            task: The task of the students.
+        """
         if task.is_categorical:
             return self.loss(values, target, progress)
         return task.divergence(values, _own_targets(target))
 
     def select_target(self, target: Tensor, index: int, own: bool) -> Tensor:
-        """Return the target of teacher `index`: (1, B, K), or (1, 1, B, K) for own batches."""
+        """Return the target of teacher `index`: (1, B, K), or (1, 1, B, K) for own batches.
+
+        Args:
+            target: The target of all students.
+            index: Index of the student.
+            own: Whether each student has its own batch.
+        """
         one = slice(index, index + 1)
         return target[one, one] if own else target[one]
 
     def build_student(self, network: nn.Module, num_teachers: int, config: TrainConfig) -> nn.Module:
-        """Return the ensemble that was passed, or a BatchEnsemble with one member per teacher."""
+        """Return the ensemble that was passed, or a BatchEnsemble with one member per teacher.
+
+        Args:
+            network: The network from which the student starts, or the ensemble passed as `student`.
+            num_teachers: Number of teachers, T.
+            config: The training settings.
+        """
         return network if isinstance(network, Ensemble) else BatchEnsemble(network, num_teachers, seed=config.seed)
 
     def check(self, teacher: Teacher, student: nn.Module, config: TrainConfig) -> None:
-        """Require as many students as teachers."""
+        """Require as many students as teachers.
+
+        Args:
+            teacher: The teachers.
+            student: The student, as it is before the training.
+            config: The training settings.
+        """
         students = trained_members(student)
         if students != teacher.num_members:
             raise EnfoldError(

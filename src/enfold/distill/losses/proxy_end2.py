@@ -77,7 +77,13 @@ class ProxyEnD2(DirichletLoss):
         return torch.cat([mean.exp(), precision], dim=-1)
 
     def loss(self, logits: Tensor, target: Tensor, progress: float) -> Tensor:
-        """Return equation (4) for each student."""
+        """Return equation (4) for each student.
+
+        Args:
+            logits: The students' logits, (S, B, C).
+            target: The target (..., B, K), or (..., S, B, K) if each student has its own batch.
+            progress: The completed fraction of the training.
+        """
         mean, precision = target.double().split([logits.shape[-1], 1], dim=-1)  # (..., B, C), (..., B, 1)
         alphas = concentrations(logits, self.offset)  # (3): (S, B, C)
         betas = self.proxy(mean, precision)

@@ -42,7 +42,14 @@ class CutMix(Mixup):
     num_axes: ClassVar[int] = 4
 
     def mix(self, inputs: Tensor, partners: Tensor, weight: float, generator: torch.Generator) -> tuple[Tensor, float]:
-        """Return equation (1) and λ'."""
+        """Return equation (1) and λ'.
+
+        Args:
+            inputs: The inputs, (B, ...).
+            partners: The inputs to mix them with, (B, ...).
+            weight: λ, the weight of `inputs`.
+            generator: The generator of random numbers.
+        """
         height, width = inputs.shape[-2:]
         rows, columns = (_interval(size, weight, generator) for size in (height, width))
         mixed = inputs.clone()

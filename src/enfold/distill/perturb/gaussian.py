@@ -31,5 +31,12 @@ class Gaussian(PixelStep):
     def direction(
         self, pixels: Tensor, teachers: MemberLogits, student: MemberLogits, generator: torch.Generator
     ) -> Tensor:
-        """Return equation (1) in units of η / 255."""
+        """Return equation (1) in units of η / 255.
+
+        Args:
+            pixels: Floating-point inputs before normalization, (B, ...).
+            teachers: The teachers' logits as functions of the pixels.
+            student: The student's logits as functions of the pixels.
+            generator: The generator of random numbers.
+        """
         return torch.randn(pixels.shape, generator=generator).to(pixels)

@@ -48,7 +48,14 @@ class Mixup(Perturbation):
     num_axes: ClassVar[int] = 1  # the smallest number of axes of the inputs, with the batch axis
 
     def mix(self, inputs: Tensor, partners: Tensor, weight: float, generator: torch.Generator) -> tuple[Tensor, float]:
-        """Return equation (1), and the weight of the own labels."""
+        """Return equation (1), and the weight of the own labels.
+
+        Args:
+            inputs: The inputs, (B, ...).
+            partners: The inputs to mix them with, (B, ...).
+            weight: λ, the weight of `inputs`.
+            generator: The generator of random numbers.
+        """
         return weight * inputs + (1 - weight) * partners, weight  # (1)
 
     def __call__(
@@ -60,7 +67,15 @@ class Mixup(Perturbation):
     def apply(
         self, batch: Batch, data: Data, teachers: nn.Module, student: nn.Module, generator: torch.Generator
     ) -> tuple[Batch, LabelMixture | None]:
-        """Return the mixed batch and the mixture of its labels, equation (2); the same for all students."""
+        """Return the mixed batch and the mixture of its labels, equation (2); the same for all students.
+
+        Args:
+            batch: The batch.
+            data: The training data, which hold the normalization.
+            teachers: The teachers.
+            student: The student.
+            generator: The generator of random numbers.
+        """
         inputs, mixture = self._draw(batch.inputs, int(batch.own), generator)
         return replace(batch, inputs=inputs, indices=None), mixture
 

@@ -43,7 +43,14 @@ class ODS(PixelStep):
     def direction(
         self, pixels: Tensor, teachers: MemberLogits, student: MemberLogits, generator: torch.Generator
     ) -> Tensor:
-        """Return equations (1) and (2) in units of η / 255."""
+        """Return equations (1) and (2) in units of η / 255.
+
+        Args:
+            pixels: Floating-point inputs before normalization, (B, ...).
+            teachers: The teachers' logits as functions of the pixels.
+            student: The student's logits as functions of the pixels.
+            generator: The generator of random numbers.
+        """
         index = int(torch.randint(teachers.num_members, (), generator=generator))
         probs = torch.softmax(teachers.logits(index) / self.temperature, dim=-1)
         w = (2 * torch.rand(probs.shape, generator=generator) - 1).to(probs)

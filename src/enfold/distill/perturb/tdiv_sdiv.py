@@ -71,14 +71,21 @@ class TDivSDiv(PixelStep):
     def direction(
         self, pixels: Tensor, teachers: MemberLogits, student: MemberLogits, generator: torch.Generator
     ) -> Tensor:
-        """Return equation (1) in units of η / 255."""
+        """Return equation (1) in units of η / 255.
+
+        Args:
+            pixels: Floating-point inputs before normalization, (B, ...).
+            teachers: The teachers' logits as functions of the pixels.
+            student: The student's logits as functions of the pixels.
+            generator: The generator of random numbers.
+        """
         pairs = self.draw_pairs(teachers.num_members, generator)
         outputs, weights = [], []
         for model, sign in ((teachers, 1.0), (student, -1.0)):
             own = {a: model.logits(a) for a in pairs}
             for a, others in pairs.items():
-                one = torch.log_softmax(model.detached(a), dim=-1)
-                slopes = [self.slope(one, torch.log_softmax(model.detached(b), dim=-1)) for b in others]
+                one = torch.log_softmax(model.constant_logits(a), dim=-1)
+                slopes = [self.slope(one, torch.log_softmax(model.constant_logits(b), dim=-1)) for b in others]
                 outputs.append(own[a])
                 weights.append(sign * torch.stack(slopes).sum(0).to(own[a]))
         return normalise_rms(input_gradient(pixels, outputs, weights))  # (1)

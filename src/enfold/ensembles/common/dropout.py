@@ -101,10 +101,8 @@ class Dropping(TorchFunctionMode):
         handler = HANDLERS.get(func)
         return func(*args, **(kwargs or {})) if handler is None else handler(self, func, *args, **(kwargs or {}))
 
-    def elements(
-        self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        """Set units to zero.
+    def units(self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Set units or complete channels to zero, or to the minimum of SELU.
 
         Args:
             func: The function that is called.
@@ -113,47 +111,9 @@ class Dropping(TorchFunctionMode):
             training: Ignored: dropout is active in any mode.
             inplace: Whether the function may overwrite its input.
         """
-        return self.drop(input, p, input.shape, _drop_to_zero, inplace)
-
-    def channels(
-        self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        """Set complete channels to zero.
-
-        Args:
-            func: The function that is called.
-            input: The input of the dropout function.
-            p: The dropout rate.
-            training: Ignored: dropout is active in any mode.
-            inplace: Whether the function may overwrite its input.
-        """
-        return self.drop(input, p, _channel_shape(input), _drop_to_zero, inplace)
-
-    def alpha(self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """Set units to the minimum of SELU.
-
-        Args:
-            func: The function that is called.
-            input: The input of the dropout function.
-            p: The dropout rate.
-            training: Ignored: dropout is active in any mode.
-            inplace: Whether the function may overwrite its input.
-        """
-        return self.drop(input, p, input.shape, _drop_to_floor, inplace)
-
-    def alpha_channels(
-        self, func: Any, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Tensor:
-        """Set complete channels to the minimum of SELU.
-
-        Args:
-            func: The function that is called.
-            input: The input of the dropout function.
-            p: The dropout rate.
-            training: Ignored: dropout is active in any mode.
-            inplace: Whether the function may overwrite its input.
-        """
-        return self.drop(input, p, _channel_shape(input), _drop_to_floor, inplace)
+        shape = _channel_shape(input) if func in (*CHANNELS, *ALPHA_CHANNELS) else input.shape
+        combine = _drop_to_floor if func in (*ALPHA, *ALPHA_CHANNELS) else _drop_to_zero
+        return self.drop(input, p, shape, combine, inplace)
 
     def attention(self, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Run the code of `F.multi_head_attention_forward` with this dropout in place of its own."""
@@ -163,7 +123,7 @@ class Dropping(TorchFunctionMode):
         scope = {
             **vars(F),
             "has_torch_function": lambda _: False,
-            "dropout": lambda weights, p: self.elements(None, weights, p),
+            "dropout": lambda weights, p: self.units(F.dropout, weights, p),
         }
         code = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
         # Dropout is a separate call only if the weights are returned.
@@ -244,10 +204,7 @@ def row_axes(few: Sequence[torch.Size], more: Sequence[torch.Size]) -> list[int 
 Combine = Callable[[Tensor, Tensor, float], Tensor]  # of units, mask, and the probability of a unit to remain
 
 HANDLERS: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys(ELEMENTS, Dropping.elements),
-    **dict.fromkeys(CHANNELS, Dropping.channels),
-    **dict.fromkeys(ALPHA, Dropping.alpha),
-    **dict.fromkeys(ALPHA_CHANNELS, Dropping.alpha_channels),
+    **dict.fromkeys((*ELEMENTS, *CHANNELS, *ALPHA, *ALPHA_CHANNELS), Dropping.units),
     **dict.fromkeys(RECURRENT, Dropping.recurrent),
     F.multi_head_attention_forward: Dropping.attention,
     F.scaled_dot_product_attention: Dropping.product_attention,

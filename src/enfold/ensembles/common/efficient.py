@@ -59,13 +59,13 @@ class EfficientEnsemble(Ensemble):
             own = {*own, *batch_norm_names(network, statistics=batch_norm == "shared"), *running_statistics(network)}
         state, layers = read_state(network), find_owners(network, batched_products=False)
         shared = {name: stack([tensor.detach()], layers.get(id(tensor)))[0] for name, tensor in state.items()}
-        self.shared = Tree({name: self._stored(name, shared[name]) for name in state if name not in own})
+        self.shared = Tree({name: self._convert(name, shared[name]) for name in state if name not in own})
         stacked = {
             name: stack([tensor.detach()] * num_members, layers.get(id(tensor)))
             for name, tensor in state.items()
             if name in own
         }
-        self.own = Tree({name: self._stored(name, tensor) for name, tensor in stacked.items()})
+        self.own = Tree({name: self._convert(name, tensor) for name, tensor in stacked.items()})
 
     def expand(self) -> State:
         """Return the common tensors, repeated without a copy, and those that members own."""

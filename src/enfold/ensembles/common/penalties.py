@@ -131,7 +131,7 @@ class Penalties(nn.Module):
         finally:
             self.current = None
 
-    def embedded(self, values: Tensor | None = None) -> State:
+    def embed(self, values: Tensor | None = None) -> State:
         """Return e(λ) of every tensor: (..., H) -> (..., outputs); at the current λ by default."""
         if values is None:
             values = mean(self.bounds) if self.current is None else self.current
@@ -139,7 +139,7 @@ class Penalties(nn.Module):
         scaled = (values.log() - low) / (high - low)
         return {name: scaled @ rows for name, rows in self.embedding.state().items()}  # (3)
 
-    def expected(self, values: Tensor, name: str, e: Tensor, sums: Sequence[Tensor]) -> Tensor:
+    def expected_penalty(self, values: Tensor, name: str, e: Tensor, sums: Sequence[Tensor]) -> Tensor:
         """Return the mean of λ ‖W + e(λ) ∘ Δ‖² over samples, (M,), from the sums of (4), (outputs,) or (M, outputs).
 
         Args:

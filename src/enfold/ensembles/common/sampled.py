@@ -38,7 +38,7 @@ class SampledEnsemble(Ensemble):
         super().__init__(network, num_members, engine)
         self._centre = Loop(self.skeleton)
         state = {name: tensor.detach().clone() for name, tensor in read_state(network).items()}
-        self.centre = Tree({name: self._stored(name, tensor) for name, tensor in state.items()})
+        self.centre = Tree({name: self._convert(name, tensor) for name, tensor in state.items()})
         self.own = Tree({name: state[name].expand(num_members, *state[name].shape).clone() for name in self.own_names})
         self.register_buffer("ready", torch.tensor(False))
 

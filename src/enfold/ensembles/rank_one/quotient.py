@@ -51,7 +51,7 @@ def hadamard_rank_defect(a: Tensor, b: Tensor, *, balanced: bool = False) -> flo
             that of a dead unit, makes all others negligible.
 
     Raises:
-        EnfoldError: If the shapes differ or are no weights, or a value is not finite.
+        EnfoldError: If the shapes differ or are not those of weights, or a value is not finite.
     """
     for name, weight in (("a", a), ("b", b)):
         if weight.ndim < 2:

@@ -126,7 +126,7 @@ class _BatchLoss:
 
     def _divergence(self, task: Task, outputs: Tensor, batch: Batch) -> Tensor:
         values, target = task.rows(outputs), self.target.to(outputs.device)
-        ignored = task.ignored(task.row_targets(outputs, batch.targets, own=batch.own, check=False))
+        ignored = task.ignore_mask(task.row_targets(outputs, batch.targets, own=batch.own, check=False))
         if ignored is not None and bool(ignored.any()):
             known = (~ignored).flatten().nonzero()[:, 0]  # there is one member
             values, target = values[:, known], target[known]

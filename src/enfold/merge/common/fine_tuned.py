@@ -22,7 +22,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import predict
 from enfold.io.checkpoints import load_into, matching_files
 from enfold.io.files import digest
-from enfold.merge.common.inputs import MergeInputs, Models, known_or_inferred, prepare_inputs
+from enfold.merge.common.inputs import MergeInputs, Models, choose_task, prepare_inputs
 from enfold.merge.common.states import states_of
 from enfold.merge.repair import RepairKind, repair_network
 from enfold.metrics import metrics_for
@@ -274,7 +274,7 @@ def choose_on_val(
     data, method = given.inputs.data, given.inputs.method
     if not has_examples(data.val):
         raise EnfoldError(f"{method} chooses {option} on val examples, got none: pass val, or a value of {option}")
-    known = known_or_inferred(task, given.ensemble)
+    known = choose_task(task, given.ensemble)
     best: tuple[float, nn.Module] | None = None
     for make in candidates.values():
         network = make()

@@ -108,7 +108,7 @@ def require_members(models: object, method: str) -> Ensemble:
     """Return networks as an ensemble of one architecture with finite values.
 
     Raises:
-        EnfoldError: If `models` is no ensemble or list of networks of one architecture, or a value is not finite.
+        EnfoldError: If `models` is neither an ensemble nor networks of one architecture, or a value is not finite.
     """
     if isinstance(models, nn.ModuleList) or (isinstance(models, Iterable) and not isinstance(models, nn.Module)):
         given = list(models)
@@ -180,7 +180,7 @@ def is_iterator(part: Any) -> bool:
     return isinstance(part.loader if isinstance(part, Batches) else part, Iterator)
 
 
-def known_or_inferred(task: TaskLike, ensemble: Ensemble) -> Task:
+def choose_task(task: TaskLike, ensemble: Ensemble) -> Task:
     """Return the task that was named, else that of the ensemble, else one that is inferred from the first batch."""
     return first_batch_task(ensemble.task if task is None else task)
 

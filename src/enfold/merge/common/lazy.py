@@ -32,19 +32,19 @@ class Terms:
     name: str  # of Q, for an error
     inverse: Inverse = "exact"  # what stands for Q^-1
 
-    def applied(self, rows: Tensor) -> Tensor:
+    def multiply(self, rows: Tensor) -> Tensor:
         """Return the product with inputs, (rows, in) -> (rows, out)."""
         if self.right is None:  # one product for all n, which reads the rows once
             found = (rows @ self.given.flatten(0, 1).mT).unflatten(1, self.given.shape[:2]).movedim(1, 0)
         else:
             seen = divide_each(rows.expand(len(self.given), -1, -1), self.right.mT, self.name, self.inverse)
             found = seen @ self.given.mT
-        return self._summed(found if self.left is None else found @ self.left.mT)
+        return self._sum(found if self.left is None else found @ self.left.mT)
 
     def product(self) -> Tensor:
         """Return the weight, (out, in)."""
         found = self.given if self.left is None else self.left @ self.given
-        return self._summed(found if self.right is None else divide_each(found, self.right, self.name, self.inverse))
+        return self._sum(found if self.right is None else divide_each(found, self.right, self.name, self.inverse))
 
     def work(self, rows: int) -> int:
         """Return the number of multiplications of `applied` for each n."""
@@ -60,7 +60,7 @@ class Terms:
     def _mixes(matrices: Tensor | None) -> bool:
         return matrices is not None
 
-    def _summed(self, each: Tensor) -> Tensor:
+    def _sum(self, each: Tensor) -> Tensor:
         return (self.factors @ each.flatten(1)).view(each.shape[1:])
 
 
@@ -81,7 +81,7 @@ class Lazy:
         rows = inputs.reshape(-1, width)
         if self.terms.work(len(rows)) >= self.terms.work_of_product():
             return F.linear(inputs, self.tensor, bias)
-        found = F.linear(rows, self.constant, bias) + self.terms.applied(rows)
+        found = F.linear(rows, self.constant, bias) + self.terms.multiply(rows)
         return found.view(*inputs.shape[:-1], outputs)
 
     @property

@@ -85,7 +85,7 @@ class _Segment:
     b: list[Tensor] = field(default_factory=list)  # one more: 1 before the first
 
     @classmethod
-    def scaled(cls, scores: Tensor, g_in: Tensor) -> _Segment:
+    def start(cls, scores: Tensor, g_in: Tensor) -> _Segment:
         """Return a segment before its first iteration; rows are scaled by their maxima, with one exp in total."""
         moved = scores - g_in.unsqueeze(-2)
         f = moved.amax(-1)
@@ -123,7 +123,7 @@ def _by_columns(kernel: Tensor, vector: Tensor) -> Tensor:
 
 def _iterate(scores: Tensor, begin: Tensor, iterations: int, tolerance: float) -> list[_Segment]:
     """Run all iterations, in as few segments as their range allows."""
-    segments = [_Segment.scaled(scores, begin)]
+    segments = [_Segment.start(scores, begin)]
     done = 0
     if tolerance:
         tolerance = max(tolerance, ROUNDING * torch.finfo(scores.dtype).eps)

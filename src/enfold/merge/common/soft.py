@@ -95,7 +95,6 @@ class SoftAverage(Ensemble):
     is: unchanged ones (`fixed`), those with settled matrices, those whose matrices are learned.
     """
 
-    expands = True
     made_from = ""  # digest of the start, for the identity of a checkpoint that a later stage continues from
 
     def __init__(
@@ -149,12 +148,12 @@ class SoftAverage(Ensemble):
     def matrices(self) -> list[Tensor]:
         """Return the learned soft permutations, (members, d, d) for each group."""
         with torch.autocast(self.scores[0].device.type, enabled=False):  # half precision is too coarse to balance
-            found, ridge = self.balanced(), self.balance.ridge
+            found, ridge = self.balanced_matrices(), self.balance.ridge
         if not ridge:
             return found
         return [(each + ridge * self.get_buffer(f"anchor{k}")) / (1 + ridge) for k, each in enumerate(found)]
 
-    def balanced(self) -> list[Tensor]:
+    def balanced_matrices(self) -> list[Tensor]:
         """Return the learned matrices without the ridge; groups of one width are balanced together."""
         widths: dict[int, list[int]] = {}
         for index, group in enumerate(self.groups):
@@ -163,10 +162,10 @@ class SoftAverage(Ensemble):
         for indices in widths.values():
             chosen = [self.scores[index] for index in indices]
             scores = (chosen[0] if len(chosen) == 1 else torch.cat(chosen)) / float(self.get_buffer("temperature"))
-            found.update(zip(indices, self._balanced(scores, indices), strict=True))
+            found.update(zip(indices, self._balance(scores, indices), strict=True))
         return [found[index] for index in range(len(self.groups))]
 
-    def _balanced(self, scores: Tensor, indices: Sequence[int]) -> Sequence[Tensor]:
+    def _balance(self, scores: Tensor, indices: Sequence[int]) -> Sequence[Tensor]:
         how, before = self.balance, None
         if how.warm:
             before = torch.cat([self.get_buffer(f"columns{index}") for index in indices])
@@ -199,7 +198,7 @@ class SoftAverage(Ensemble):
     def _mix(self, state: State, matrices: Sequence[Tensor]) -> State:
         return mix_units(state, self.groups, matrices, self.inverse)
 
-    def _given(self, index: int) -> State:
+    def _select_state(self, index: int) -> State:
         return {name: self.get_buffer(f"given{k}")[index] for k, name in enumerate(self.names)}
 
     def _constant(self) -> list[State]:
@@ -212,9 +211,9 @@ class SoftAverage(Ensemble):
                 torch.inference_mode(False),
                 torch.no_grad(),
             ):  # evaluation may compute it first, and training uses it again
-                states = [self._given(index) for index in range(count - self.num_settled)]
+                states = [self._select_state(index) for index in range(count - self.num_settled)]
                 for index in range(self.num_settled):
-                    given = self._given(len(states))
+                    given = self._select_state(len(states))
                     states.append(self._mix(given, [each[index] for each in settled]))
             self._retained = (key, states)
         return self._retained[1]
@@ -233,7 +232,7 @@ class SoftAverage(Ensemble):
     def _average(self, matrices: Sequence[Tensor], names: Sequence[str]) -> State:
         states = list(self._constant())
         for index, own in enumerate(zip(*(each.unbind() for each in matrices), strict=True), start=len(states)):
-            given = self._given(index)
+            given = self._select_state(index)
             states.append(self._mix({name: given[name] for name in names}, own))
         weights = self._weights()
         found = {name: weights[0] * states[0][name] for name in names}
@@ -251,7 +250,7 @@ class SoftAverage(Ensemble):
         for index in range(len(self.groups)):
             settled = self.get_buffer(f"settled{index}")
             settled.copy_(nearest_permutations(settled))
-        return self.average([nearest_permutations(each) for each in self.balanced()])
+        return self.average([nearest_permutations(each) for each in self.balanced_matrices()])
 
     @torch.no_grad()
     def measure_statistics(self, data: Data) -> None:

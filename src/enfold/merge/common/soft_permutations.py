@@ -104,7 +104,14 @@ def identity_matrices(symmetry: Symmetry, number: int, like: Tensor) -> list[Ten
 
 
 def random_matrices(symmetry: Symmetry, members: Sequence[int], seed: int, like: Tensor) -> list[Tensor]:
-    """Return matrices of standard normal entries for each group, (members, d, d), drawn for each member on its own."""
+    """Return matrices of standard normal entries for each group, (members, d, d), drawn for each member on its own.
+
+    Args:
+        symmetry: The groups of permutable axes.
+        members: Indices of members, which choose their random numbers.
+        seed: Seed.
+        like: A tensor of the wanted type and device.
+    """
     return [
         torch.stack(
             [

@@ -22,7 +22,14 @@ REMEDY = "lower the temperature or the learning rate, start from a matching (mat
 
 
 def divide(values: Tensor, matrix: Tensor, name: str = "the matrix", inverse: Inverse = "exact") -> Tensor:
-    """Return V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both; errors call the matrix `name`."""
+    """Return V P^-1, (k, d) and (d, d) -> (k, d), differentiable in both; errors call the matrix `name`.
+
+    Args:
+        values: V, (k, d).
+        matrix: P, (d, d).
+        name: The name of the matrix in errors.
+        inverse: How P is inverted.
+    """
     return divide_each(values.unsqueeze(0), matrix.unsqueeze(0), name, inverse)[0]
 
 
@@ -59,7 +66,7 @@ class Singular(EnfoldError):
     """A matrix has no inverse, or its inverse consists of rounding errors."""
 
 
-def _refused(matrices: Tensor, name: str, smallest: float) -> EnfoldError:
+def _refusal(matrices: Tensor, name: str, smallest: float) -> EnfoldError:
     odd = matrices[~matrices.isfinite()]
     if len(odd):
         return EnfoldError(f"a soft permutation must be finite, but {name} contains {odd[0]}: lower the learning rate")
@@ -82,7 +89,7 @@ class _Factors:
             self.matrices = matrices.double()
             smallest = self._factorise()
         if not smallest > least:
-            raise _refused(matrices, name, smallest)
+            raise _refusal(matrices, name, smallest)
 
     def _factorise(self) -> float:
         """Return the smallest pivot over the largest, the minimum over all matrices; 0 if there is none."""

@@ -86,7 +86,7 @@ def _select_places(places: dict[str, list[Place]], symmetry: Symmetry, mixed: bo
     """Remove groups that activations cannot match, even if layers show them."""
     found = {}
     for name, some in places.items():
-        group, decided = symmetry[name], [place for place in some if not symmetry.decided(place.layer)]
+        group, decided = symmetry[name], [place for place in some if not symmetry.depends_on_values(place.layer)]
         tied = mixed and any(axis.role == "both" for axis in group.axes)
         if decided and not tied and not _has_blocks(group, symmetry):
             found[name] = decided

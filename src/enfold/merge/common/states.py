@@ -86,7 +86,7 @@ def unaligned_reason(network: nn.Module, symmetry: Symmetry) -> str:
 
 
 def _is_bare(name: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Return whether a weight is held directly by a module that is no layer of PyTorch."""
+    """Return whether a weight is held directly by a module that is not a layer of PyTorch."""
     owner, _, key = name.rpartition(".")
     module = modules.get(owner)
     weight = None if module is None else module._parameters.get(key)

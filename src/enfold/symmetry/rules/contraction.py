@@ -209,7 +209,7 @@ def convolution(
             terms.append(term)
         else:
             space.fix(term, tracer.why)
-            terms.append(space.fixed(size, tracer.why))
+            terms.append(space.fixed_axis(size, tracer.why))
     if bias is not None:
         tracer.unify(outputs, bias.terms[0])
         tracer.mark_produced(bias)

@@ -83,7 +83,7 @@ def sort_values(tracer: AxisTracer, x: Value, *args: object, **kwargs: object) -
     """Fix the sorted axis; the second result are indices into the original axis."""
     given = args[1:] if tracer.name == "topk" else args
     dim = _dim(given, kwargs) % x.ndim
-    terms = (*x.terms[:dim], tracer.labels.fixed(tracer.sizes[dim], tracer.why), *x.terms[dim + 1 :])
+    terms = (*x.terms[:dim], tracer.labels.fixed_axis(tracer.sizes[dim], tracer.why), *x.terms[dim + 1 :])
     found = Value(terms, (NOWHERE,) * x.ndim)
     return found, replace(found, numbers=x.terms[dim])
 
@@ -158,7 +158,7 @@ def _pool(tracer: AxisTracer, x: Value, number: int, others: Sequence[object]) -
     tracer.fix(list(others), tracer.why)
     for term in x.terms[-number:]:
         tracer.labels.fix(term, tracer.why)
-    moved = tuple(tracer.labels.fixed(size, tracer.why) for size in tracer.sizes[-number:])
+    moved = tuple(tracer.labels.fixed_axis(size, tracer.why) for size in tracer.sizes[-number:])
     found = Value((*x.terms[:-number], *moved), (NOWHERE,) * x.ndim)
     tracer.mark_produced(x)
     rest = (found if sizes == tracer.sizes else tracer.new(tracer.why, sizes) for sizes in tracer.all_sizes[1:])
@@ -238,7 +238,7 @@ def along_axes(tracer: AxisTracer, x: Value, *args: object, **_: object) -> Valu
     for axis, size in enumerate(tracer.sizes):
         if axis in dims or tracer.labels.size(terms[axis]) != size:
             tracer.labels.fix(terms[axis], tracer.why)
-            terms[axis] = tracer.labels.fixed(size, tracer.why)
+            terms[axis] = tracer.labels.fixed_axis(size, tracer.why)
     tracer.fix([one for one in args if isinstance(one, Value)], tracer.why)
     found = Value(tuple(terms), x.origins if not x.data else (NOWHERE,) * x.ndim, x.data)
     return (found,) * len(tracer.all_sizes) if len(tracer.all_sizes) > 1 else found

@@ -29,7 +29,7 @@ def index_axes(tracer: AxisTracer, x: Value, indices: Sequence[Value | None]) ->
         return tracer.new(tracer.why, tracer.sizes)
     new = len(tracer.sizes) - (x.ndim - len(chosen))
     first, behind = chosen[0], chosen[-1] + 1
-    made = tuple(tracer.labels.fixed(size, tracer.why) for size in tracer.sizes[first : first + new])
+    made = tuple(tracer.labels.fixed_axis(size, tracer.why) for size in tracer.sizes[first : first + new])
     if is_single:
         made = given[0].terms
     terms = (*x.terms[:first], *made, *x.terms[behind:])
@@ -157,5 +157,5 @@ def embedding_bag(tracer: AxisTracer, weight: Value, indices: Value, *rest: obje
     tracer.fix([indices, *rest], tracer.why)
     tracer.mark_produced(weight)
     sizes = tracer.all_sizes
-    bags = Value((tracer.labels.fixed(sizes[0][0], tracer.why), weight.terms[1]), (NOWHERE,) * 2)
+    bags = Value((tracer.labels.fixed_axis(sizes[0][0], tracer.why), weight.terms[1]), (NOWHERE,) * 2)
     return (bags, *(tracer.new(tracer.why, shape) for shape in sizes[1:]))

@@ -158,14 +158,14 @@ def slice_(
         tracer.labels.fix(inner, tracer.why)
     else:
         tracer.labels.fix(term, tracer.why)
-        found = tracer.labels.fixed(new, tracer.why)
+        found = tracer.labels.fixed_axis(new, tracer.why)
     return Value((*x.terms[:dim], found, *x.terms[dim + 1 :]), x.origins, x.data)
 
 
 @rule("view_as_real", "view_as_real_copy")
 def as_real(tracer: AxisTracer, x: Value) -> Value:
     """Add a fixed axis for real and imaginary parts."""
-    return Value((*x.terms, tracer.labels.fixed(2, tracer.why)), (*x.origins, NOWHERE), x.data)
+    return Value((*x.terms, tracer.labels.fixed_axis(2, tracer.why)), (*x.origins, NOWHERE), x.data)
 
 
 @rule("view_as_complex", "view_as_complex_copy")
@@ -267,7 +267,7 @@ def pad(tracer: AxisTracer, x: Value, widths: Sequence[int], *_: object) -> Valu
         axis, before, behind = x.ndim - 1 - index, widths[2 * index], widths[2 * index + 1]
         if before < 0 or behind < 0:
             tracer.labels.fix(terms[axis], tracer.why)
-            terms[axis] = tracer.labels.fixed(tracer.sizes[axis], tracer.why)
+            terms[axis] = tracer.labels.fixed_axis(tracer.sizes[axis], tracer.why)
         else:
             ends = [tracer.labels.free(width) if width else () for width in (before, behind)]
             terms[axis] = (*ends[0], *terms[axis], *ends[1])
@@ -340,8 +340,8 @@ def im2col(tracer: AxisTracer, x: Value, kernel: Sequence[int], *_: object) -> V
     """Expand each channel to a block of kernel positions; spatial axes are fixed."""
     for term in x.terms[-2:]:
         tracer.labels.fix(term, tracer.why)
-    block = tracer.labels.merge([x.terms[-3], tracer.labels.fixed(prod(kernel), tracer.why)])
-    terms = (*x.terms[:-3], block, tracer.labels.fixed(tracer.sizes[-1], tracer.why))
+    block = tracer.labels.merge([x.terms[-3], tracer.labels.fixed_axis(prod(kernel), tracer.why)])
+    terms = (*x.terms[:-3], block, tracer.labels.fixed_axis(tracer.sizes[-1], tracer.why))
     tracer.mark_produced(x)
     return Value(terms, (NOWHERE,) * len(terms), x.data)
 
@@ -360,7 +360,7 @@ def col2im(tracer: AxisTracer, x: Value, output: Sequence[int], kernel: Sequence
     parts = reshape_to(tracer, x, [*lead, channels // prod(kernel), prod(kernel), patches])
     for term in parts.terms[-2:]:
         tracer.labels.fix(term, tracer.why)
-    terms = (*parts.terms[:-2], *(tracer.labels.fixed(size, tracer.why) for size in output))
+    terms = (*parts.terms[:-2], *(tracer.labels.fixed_axis(size, tracer.why) for size in output))
     tracer.mark_produced(x)
     return Value(terms, (NOWHERE,) * len(terms), x.data)
 
@@ -378,6 +378,6 @@ def unfold(tracer: AxisTracer, x: Value, dim: int, size: int, step: int) -> Valu
     """
     dim %= x.ndim
     tracer.labels.fix(x.terms[dim], tracer.why)
-    windows, places = (tracer.labels.fixed(number, tracer.why) for number in (tracer.sizes[dim], size))
+    windows, places = (tracer.labels.fixed_axis(number, tracer.why) for number in (tracer.sizes[dim], size))
     terms = (*x.terms[:dim], windows, *x.terms[dim + 1 :], places)
     return Value(terms, (*x.origins, NOWHERE), x.data)

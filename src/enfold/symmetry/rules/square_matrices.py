@@ -28,7 +28,7 @@ def diagonal(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = 0, dim2:
     one, other = (x.terms[axis] for axis in axes)
     if offset or tracer.labels.size(one) != tracer.labels.size(other):
         tracer.fix(Value((one, other), (NOWHERE,) * 2), tracer.why)
-        one = tracer.labels.fixed(tracer.sizes[-1], tracer.why)
+        one = tracer.labels.fixed_axis(tracer.sizes[-1], tracer.why)
     else:
         tracer.unify(one, other)
     rest = [axis for axis in range(x.ndim) if axis not in axes]
@@ -50,7 +50,7 @@ def diag_embed(tracer: AxisTracer, x: Value, offset: int = 0, dim1: int = -2, di
     term, origin = x.terms[-1], x.origins[-1]
     if offset:
         tracer.labels.fix(term, tracer.why)
-        term = tracer.labels.fixed(tracer.sizes[dim1], tracer.why)
+        term = tracer.labels.fixed_axis(tracer.sizes[dim1], tracer.why)
     terms, origins = list(x.terms[:-1]), list(x.origins[:-1])
     for axis in sorted(dim % (x.ndim + 1) for dim in (dim1, dim2)):
         terms.insert(axis, term)

@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from enfold.engines.base import CannotRun
 from enfold.engines.copying import copy_network
-from enfold.engines.stacked import trace_forward
+from enfold.engines.tracing import trace_forward
 from enfold.ensembles.common.surgery.layers import LAYERS
 from enfold.errors import EnfoldError, UnsuitableNetwork
 
@@ -22,7 +22,7 @@ def first_and_last(network: nn.Module, first: str | None = None, last: str | Non
         last: The name of the last layer, if it is known.
 
     Raises:
-        EnfoldError: If it is no single linear layer or convolution, a name is wrong, or a layer is called repeatedly.
+        EnfoldError: If it is not a single linear layer or convolution, a name is wrong, or a layer is called twice.
     """
     inputs, outputs = ends(network)
     names = _choose_name(network, first, inputs, "first"), _choose_name(network, last, outputs, "last")
@@ -83,7 +83,7 @@ def ends(network: nn.Module, through: tuple[type[nn.Module], ...] = ()) -> tuple
             return name if counts else None
         return name if node.op == "get_attr" and name in own and own[name].numel() > 1 else None
 
-    def entered(node: fx.Node) -> str | None:
+    def entry_name(node: fx.Node) -> str | None:
         used = [holder(source) for source in node.all_input_nodes if source.op == "get_attr"]
         return holder(node) or next((name for name in used if name), None)
 
@@ -91,7 +91,7 @@ def ends(network: nn.Module, through: tuple[type[nn.Module], ...] = ()) -> tuple
         return isinstance(modules.get(name), through) or bool(through and name in buffers)
 
     start = [node for node in nodes if node.op == "placeholder"]
-    inputs = _search(nodes, start, lambda node: node.all_input_nodes, entered, passes)
+    inputs = _search(nodes, start, lambda node: node.all_input_nodes, entry_name, passes)
     outputs = _search(nodes[::-1], nodes[-1:], lambda node: list(node.users), holder, passes)
     return inputs, outputs
 
