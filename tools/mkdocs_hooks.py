@@ -44,7 +44,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Show the reason of code that is not run, and hide what only the tests need."""
     if page.file.src_uri == "docs/methods.md":
         markdown = methods.overview(markdown)
-    return fences.for_readers(methods.link_pages(markdown))
+    markdown = contents.without_links_to_code(methods.link_pages(markdown), page.file.src_uri)
+    return fences.for_readers(markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
