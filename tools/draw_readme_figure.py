@@ -1,4 +1,4 @@
-"""Draw docs/images/readme.svg, the accuracy and the cost of four models, from a stored result.
+"""Draw docs/images/readme.svg, quality and cost of four models, from a stored result.
 
 python tools/draw_readme_figure.py           draw the figure
 python tools/draw_readme_figure.py --check   exit with 1 if its numbers are not those of the result
@@ -12,36 +12,39 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-RECORD = ROOT / "studies/latentbe/results/cifar10-distillation.json"
+RECORD = ROOT / "results/demo.json"
 FILE = ROOT / "docs/images/readme.svg"
-TITLE = "Four networks in one: CIFAR-10, 10,000 training images, 3 seeds"
+TITLE = "enfold demo: four networks in one (images of clothes, 3 seeds)"
 MODELS = {
     "mean member": ("one network", "#6b7785"),
     "control": ("one network, trained longer", "#6b7785"),
-    "ae-kd": ("distilled from the ensemble", "#d55e00"),
+    "compress": ("one network by compress", "#d55e00"),
     "ensemble": ("ensemble of 4", "#0072b2"),
 }
 """The rows of the record that are shown, from top to bottom, with title and colour."""
 
 
-def numbers() -> dict[str, tuple[str, float, float, float]]:
-    """Return title, accuracy and deviation in percent, and cost relative to one network."""
+def numbers() -> dict[str, dict[str, float]]:
+    """Return NLL with its deviation, accuracy in percent, and cost relative to one network."""
     rows: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
     one = rows["mean member"]["cost"]["flops"]
     return {
-        label: (
-            title,
-            100 * rows[label]["scores"]["accuracy"]["mean"],
-            100 * rows[label]["scores"]["accuracy"]["std"],
-            rows[label]["cost"]["flops"] / one,
-        )
-        for label, (title, _) in MODELS.items()
+        label: {
+            "nll": rows[label]["scores"]["nll"]["mean"],
+            "std": rows[label]["scores"]["nll"]["std"],
+            "accuracy": 100 * rows[label]["scores"]["accuracy"]["mean"],
+            "cost": rows[label]["cost"]["flops"] / one,
+        }
+        for label in MODELS
     }
 
 
 def texts() -> list[str]:
-    """Return the text beside each bar."""
-    return [f"{mean:.1f} ± {std:.1f} %  at {cost:.0f}x the cost" for _, mean, std, cost in numbers().values()]
+    """Return the text beside each point."""
+    return [
+        f"{each['nll']:.3f} ± {each['std']:.3f},  {each['accuracy']:.1f} %,  {each['cost']:.0f}x the cost"
+        for each in numbers().values()
+    ]
 
 
 def draw() -> None:
@@ -55,20 +58,20 @@ def draw() -> None:
     import matplotlib.pyplot as plt
 
     found = list(numbers().values())
-    figure, axes = plt.subplots(figsize=(8, 2.7), layout="constrained")
-    right = max(mean + std for _, mean, std, _ in found) + 0.4
-    for place, ((_, mean, std, _), text) in enumerate(zip(found, texts(), strict=True)):
-        colour = list(MODELS.values())[place][1]
-        axes.errorbar(mean, place, xerr=std, color=colour, fmt="o", markersize=9, capsize=4, linewidth=2)
+    figure, axes = plt.subplots(figsize=(8.6, 2.7), layout="constrained")
+    right = max(each["nll"] + each["std"] for each in found) + 0.03
+    for place, (each, (_, colour), text) in enumerate(zip(found, MODELS.values(), texts(), strict=True)):
+        axes.errorbar(each["nll"], place, xerr=each["std"], color=colour, fmt="o", markersize=9, capsize=4, linewidth=2)
         axes.text(right, place, text, va="center", color="#1a1a1a")
-    axes.set_xlim(right=right + 3.6)
+    ticks = [round(0.1 * tick, 1) for tick in range(4, int(10 * right) + 1)]
+    axes.set_xticks(ticks)
+    axes.set_xlim(ticks[0], right + 0.34)
     axes.set_ylim(-0.6, len(found) - 0.4)
     axes.grid(axis="x", color="#e5e5e5")
     axes.set_axisbelow(True)
-    axes.set_yticks(range(len(found)), [title for title, *_ in found])
+    axes.set_yticks(range(len(found)), [title for title, _ in MODELS.values()])
     axes.invert_yaxis()
-    axes.set_xticks(range(int(found[0][1]), int(right) + 1))
-    axes.set_xlabel("test accuracy (%)")
+    axes.set_xlabel("NLL on test data (lower is better), accuracy, cost of a prediction")
     axes.set_title(TITLE, fontsize=12, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(FILE, metadata={"Date": None, "Title": TITLE}, facecolor="white")
