@@ -148,6 +148,13 @@ def test_a_manifest_of_another_form(saved, change):
         enfold.load(saved, network)
 
 
+@pytest.mark.parametrize("name", ["a" * 1000, "\x00", "a/b", ".."])
+def test_names_of_shards_that_are_no_names(tmp_path, name):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": name}}))
+    with pytest.raises(EnfoldError, match=r"model\.safetensors\.index\.json|shards"):
+        load_into(network(), tmp_path)
+
+
 def test_an_adapter_without_its_configuration(tmp_path):
     with pytest.raises(EnfoldError, match=r"adapter_config\.json"):
         add_adapter(network(), tmp_path)
