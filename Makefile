@@ -5,7 +5,8 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens readme examples install-check clean
+.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples install-check fuzz \
+	soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -46,10 +47,10 @@ docs: $(READY) ## build the documentation site in build/site; a warning is an er
 docs-serve: $(READY) ## show the documentation site on this machine while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-readme: $(READY) ## run the README's code
-	$(BIN)/python tools/run_readme.py README.md
+pages: $(READY) ## run the code of the README and of the documentation
+	OMP_NUM_THREADS=1 $(BIN)/python tools/run_pages.py
 
-check: $(READY) ## format, lint, types, layers, spelling, generated files, stored results, tests, README, site
+check: $(READY) ## format, lint, types, layers, spelling, generated files, stored results, tests, code of the pages, site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -57,7 +58,7 @@ check: $(READY) ## format, lint, types, layers, spelling, generated files, store
 	$(BIN)/typos
 	$(BIN)/python tools/make_method_names.py --check
 	$(BIN)/python tools/make_methods_page.py --check
-	$(MAKE) --no-print-directory results test readme docs
+	$(MAKE) --no-print-directory results test pages docs
 
 install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions
 	$(PYTHON) tools/check_install.py
@@ -94,6 +95,12 @@ $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt
 
 zoo: $(ZOO) ## test enfold with networks of thirty packages, in about an hour
 	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m tools.zoo
+
+fuzz: $(READY) ## read 135,000 damaged and hostile inputs of every kind, in about ten minutes on a free core
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz --out results/fuzz.json
+
+soak: $(READY) ## kill a small run at 200 random moments and stop it at 40: the bits must not change
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak --out results/soak.json
 
 clean: ## remove the environments and runs of these targets
 	rm -rf .venv .venv-zoo runs

@@ -38,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="change every recipe")
     add("--device", default="cpu", help="cpu, cuda, cuda:1, mps")
     add("--resume", action="store_true", help="continue the runs in --out")
+    add("--stored", action="store_true", help="evaluate the runs in --out as far as they are, train nothing")
     add("--dry-run", action="store_true", help="estimate time and memory, write nothing")
     add("--run", type=Path, metavar="RUN", help="evaluate the claims on this existing run; nothing is trained")
     add("--json", action="store_true", help="print JSON instead of tables")
@@ -72,10 +73,11 @@ def _dispatch(given: argparse.Namespace) -> None:
         names = resolve_names(given.name)
         for name in names:
             get_scale(name, given.scale)
-        for index, name in enumerate(names):
+        for name in names:
             only = tuple(word.strip() for word in given.only.split(",") if word.strip())
-            resume = given.resume or index > 0  # tables of one paper share runs
-            options = Options(name, given.scale, tuple(given.changes), only, given.device, resume, given.trust_code)
+            changes = tuple(given.changes)
+            resume = given.resume or given.stored
+            options = Options(name, given.scale, changes, only, given.device, resume, given.trust_code, given.stored)
             _estimate(options, given.json) if given.dry_run else _reproduce(options, given)
 
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from studies.definition import list_names, load_definition, results_file
+from studies.definition import load_definition, results_file, stored_names
+from studies.items import check_items
 from studies.pages import ROOT, fill_page, list_pages, load_record
 
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
@@ -32,7 +33,7 @@ def check_links() -> Iterator[str]:
 
 def check_records() -> Iterator[str]:
     """Yield results whose claims or published values differ from the definition."""
-    for name in list_names():
+    for name in stored_names():
         definition, record = load_definition(name), json.loads(results_file(name).read_text(encoding="utf-8"))
         claims = [(claim.statement, claim.metric, claim.relation) for claim in definition.claims]
         stored = [(claim["statement"], claim["metric"], claim["relation"]) for claim in record["claims"]]
@@ -70,7 +71,7 @@ def _check_tuned(run: str, rows: dict[str, Any]) -> Iterator[str]:
             yield f"permavg-table, {run}: {better} is worse than {worse} in {metric}"
 
 
-CHECKS = (check_pages, check_links, check_records, check_statements)
+CHECKS = (check_pages, check_links, check_records, check_items, check_statements)
 
 
 def main() -> int:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from scipy.special import stdtrit
 
 from enfold.errors import EnfoldError
-from enfold.metrics.bootstrap import BETWEEN_MEMBERS, BOOTSTRAPPED, Difference, Relation, Verdict, paired_difference
+from enfold.metrics.bootstrap import BETWEEN_MEMBERS, BOOTSTRAPPED, Relation, Verdict
 from enfold.registry import suggest
 from enfold.run.directory import RunDirectory
 from enfold.run.execute import seed_runs
@@ -24,8 +22,10 @@ from enfold.run.recipe import Recipe
 from enfold.run.yaml_text import read_text, read_yaml
 from enfold.saving import versions
 from studies.evidence import CALIBRATED, CORRUPTED, Evidence, Row, RowName
+from studies.intervals import Comparison, compare, holm, student_interval
 
 NOT_RUN = "not run"
+OWN = "a control, not in "  # the beginning of the source of a claim that is not the paper's
 FRACTIONS = ("accuracy", "ece", "cece", "disagreement", "corrupted accuracy", "corrupted ece")
 
 
@@ -172,16 +172,42 @@ def evaluate_claims(
             "the defaults are 2000 and 0.95"
         )
     evaluated = [_evaluate(evidence, claims, claim, replicates, level, seed) for claim in claims.claims]
-    counts = Counter(each["verdict"] for each in evaluated)
+    _correct(evaluated, level)
     return {
         **about,
         "date": time.strftime("%Y-%m-%d"),
         "versions": versions(),
         "source": claims.source.model_dump(),
         "bootstrap": {"replicates": replicates, "level": level, "seed": seed},
-        "verdicts": {verdict: counts[verdict] for verdict in (*get_args(Verdict), NOT_RUN)},
+        "interval": "Student's, from the variance between seeds and that of the test set",
+        "verdicts": _count(each["verdict"] for each in evaluated),
+        "published_verdicts": _count(each["verdict"] for each in evaluated if is_published(each)),
+        "published_verdicts_holm": _count(each["verdict_holm"] for each in evaluated if is_published(each)),
         "claims": evaluated,
     }
+
+
+def is_published(claim: Mapping[str, Any]) -> bool:
+    """Return whether an evaluated claim is one of the paper, and not one of ours."""
+    return not str(claim["source"]).startswith(OWN)
+
+
+def _count(verdicts: Iterable[str]) -> dict[str, int]:
+    counts = Counter(verdicts)
+    return {verdict: counts[verdict] for verdict in (*get_args(Verdict), NOT_RUN)}
+
+
+def _correct(evaluated: Sequence[dict[str, Any]], level: float) -> None:
+    """Add to each claim p by Holm's method over the paper's claims, and over ours, and the verdict with it."""
+    for chosen in (True, False):
+        group = [each for each in evaluated if is_published(each) is chosen and each["difference"] is not None]
+        values = [math.nan if each["difference"]["p"] is None else each["difference"]["p"] for each in group]
+        for each, adjusted in zip(group, holm(values), strict=True):
+            each["difference"]["p_holm"] = None if math.isnan(adjusted) else adjusted
+    for each in evaluated:
+        found = each["difference"]
+        sure = found is None or (found["p_holm"] is not None and found["p_holm"] < 1 - level)
+        each["verdict_holm"] = each["verdict"] if sure else "within noise"
 
 
 def _evaluate(
@@ -224,11 +250,12 @@ def _evaluate(
     return {**content, "difference": numbers, "verdict": difference.verdict(claim.relation)}
 
 
-def _difference(first: Row, second: Row, metric: str, replicates: int, level: float, seed: int) -> Difference:
-    """Return the bootstrap over seeds and examples if predictions are stored, else Student's interval over seeds."""
+def _difference(first: Row, second: Row, metric: str, replicates: int, level: float, seed: int) -> Comparison:
+    """Return the interval over seeds and examples if predictions are stored, else Student's interval over seeds."""
     if first.predictions is None or second.predictions is None:
-        return _over_seeds(first.values, second.values, level)
-    return paired_difference(
+        values = [one - other for one, other in zip(first.values, second.values, strict=True)]
+        return student_interval(values, 0.0, level)
+    return compare(
         first.predictions,
         second.predictions,
         CALIBRATED.get(metric, metric),
@@ -237,20 +264,6 @@ def _difference(first: Row, second: Row, metric: str, replicates: int, level: fl
         seed=seed,
         mean_member=(first.of_mean_member, second.of_mean_member),
     )
-
-
-def _over_seeds(first: Sequence[float], second: Sequence[float], level: float) -> Difference:
-    """Return Student's interval; with one seed its bounds are infinite."""
-    if len(first) != len(second):
-        raise EnfoldError(
-            f"both rows must have the same seeds, got {len(first)} and {len(second)}: run both with the same seeds"
-        )
-    values = tuple(one - other for one, other in zip(first, second, strict=True))
-    mean, count = statistics.fmean(values), len(values)
-    half = math.inf
-    if count > 1:
-        half = float(stdtrit(count - 1, (1 + level) / 2)) * statistics.stdev(values) / math.sqrt(count)
-    return Difference(mean, mean - half, mean + half, values)
 
 
 def _check_published(claims: Claims, where: str) -> None:

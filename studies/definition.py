@@ -3,6 +3,8 @@
 `studies/PAPER/NAME.yaml` names base recipes in `studies/recipes`, which are written for the laptop scale. Changes are
 applied in this order: base recipe, run, scale of the base recipe, scale of the definition, `--set`. In a change,
 mappings are merged, and the entries of `steps` are selected by label, with * as a wildcard.
+
+The same table in another regime is a definition that `extends` the first and has its own runs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from enfold.registry import suggest
 from enfold.run.directory import RunDirectory
 from enfold.run.override import apply_override
 from enfold.run.recipe import Recipe, make_recipe
-from enfold.run.yaml_text import read_yaml
+from enfold.run.yaml_text import read_yaml, write_yaml
 from studies.claims import Claims, StrictModel, evaluate_run, parse_as, read_claims
 from studies.evidence import RowName
 
@@ -66,6 +68,8 @@ class Definition(Claims):
     """A published table or figure: its claims, and the runs on which they are evaluated."""
 
     title: str
+    regime: str = ""  # one sentence
+    extends: str | None = None  # a table whose published values, rows and claims hold for this one too
     runs: dict[str, RunSpec] = Field(min_length=1)
     scales: dict[ScaleName, Scale]
     analysis: Analysis | None = None
@@ -96,13 +100,18 @@ def results_file(name: str) -> Path:
     return _files()[name].parent / "results" / f"{name}.json"
 
 
+def stored_names() -> list[str]:
+    """Return the names of the tables and figures with stored results."""
+    return [name for name in list_names() if results_file(name).is_file()]
+
+
 @cache
 def load_definition(name: str) -> Definition:
     """Read and check the definition of a table or figure."""
     known = list_names()
     if name not in known:
         raise EnfoldError(f"a table must be one of {', '.join(known)}, got '{name}'{suggest(name, known)}")
-    definition = parse_as(Definition, _files()[name].read_text(encoding="utf-8"), f"{name}.yaml")
+    definition = parse_as(Definition, _read_extended(name), f"{name}.yaml")
     rows = (*definition.rows, *definition.published, *claimed_rows(definition))
     unknown = {RowName.parse(definition.label(row)).run for row in rows} - {"", *definition.runs}
     if unknown:
@@ -113,6 +122,23 @@ def load_definition(name: str) -> Definition:
             if spec.like is not None and row.startswith(f"{spec.like}/"):
                 published[f"{run}/{row.removeprefix(f'{spec.like}/')}"] = values
     return definition.model_copy(update={"published": published})
+
+
+def _read_extended(name: str) -> str:
+    """Return the text of a definition; published values, rows and claims of the table that it extends come first."""
+    text = _files()[name].read_text(encoding="utf-8")
+    own = read_yaml(text)
+    base = own.get("extends") if isinstance(own, dict) else None
+    if base is None:
+        return text
+    if base not in _files() or base == name:
+        raise EnfoldError(f"{name}.yaml: extends must be another table, got '{base}'{suggest(str(base), _files())}")
+    known = read_yaml(_files()[base].read_text(encoding="utf-8"))
+    for key in ("published", "rows"):
+        own[key] = {**known.get(key, {}), **own.get(key, {})}
+    own["claims"] = [*known["claims"], *own.get("claims", [])]
+    own.setdefault("source", known["source"])
+    return write_yaml(own)
 
 
 def evaluate_existing(run: RunDirectory, name: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Evidence: the numbers that runs have stored for a row of a table, one value for each seed.
 
-A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K". With
-several runs the name is "RUN/LABEL". A number from an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as
-fashion/alignment/rows/0.
+A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K"; with
+" + temperature" at the end, its outputs are divided by the temperature fitted on validation data. With several runs the
+name is "RUN/LABEL". A number from an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as fashion/alignment/rows/0.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import apply_temperature, fit_temperature
 from enfold.run.seed_run import SeedRun
 
+SCALED = " + temperature"
 MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of an efficient ensemble
 CALIBRATED = {f"c{name}": name for name in ("nll", "ece", "brier")}  # at the temperature fitted on validation data
 CORRUPTED = {f"corrupted {name}": name for name in ("accuracy", "nll", "ece")}  # mean over kinds and severities
@@ -46,6 +47,7 @@ class RowName:
     first: int | None = None  # use only the first members
     of_mean_member: bool = False
     path: tuple[str, ...] = ()
+    scaled: bool = False  # by the temperature fitted on validation data
 
     @classmethod
     def parse(cls, label: str) -> RowName:
@@ -53,11 +55,12 @@ class RowName:
         run, *words = label.split("/") if "/" in label else ("", label)
         if len(words) > 1:
             return cls(run, words[0], path=tuple(words[1:]))
-        file, prefix = words[0], f"{MEAN_MEMBER} of "
+        file, prefix = words[0].removesuffix(SCALED), f"{MEAN_MEMBER} of "
         of_mean_member = file == MEAN_MEMBER or file.startswith(prefix)
         file = "ensemble" if file == MEAN_MEMBER else file.removeprefix(prefix)
         first = FIRST_MEMBERS.fullmatch(file)
-        return cls(run, "ensemble" if first else file, int(first[1]) if first else None, of_mean_member)
+        number, scaled = int(first[1]) if first else None, words[0].endswith(SCALED)
+        return cls(run, "ensemble" if first else file, number, of_mean_member, scaled=scaled)
 
 
 @dataclass(frozen=True)
@@ -91,32 +94,40 @@ class Evidence:
     Args:
         runs: The seed runs of every run, by name; "" is the only or first one.
         analyses: For each run, one tree of numbers per seed: the results of its analyses.
+        partial: Use the seeds that have a row; by default all must have it.
     """
 
     def __init__(
         self,
         runs: Mapping[str, Sequence[SeedRun]],
         analyses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+        *,
+        partial: bool = False,
     ) -> None:
-        self._runs, self._analyses = runs, analyses or {}
+        self._runs, self._analyses, self._partial = runs, analyses or {}, partial
         self._read = cache(self._read_predictions)
 
     def row(self, label: str, metric: str) -> Row | None:
-        """Return a metric of a row, or None if any of its seeds lacks it."""
+        """Return a metric of a row, or None if a seed lacks it; with `partial` if all lack it."""
         name = RowName.parse(label)
         if name.run not in self._runs:
             return None
-        seeds = tuple(seed_run.seed for seed_run in self._seed_runs(name))
+        if name.scaled and metric in CORRUPTED:
+            return None  # predictions for corrupted images are not stored
         if name.path or metric in CORRUPTED:
-            found = [_look_up(tree, name.path) for tree in self._trees(name, metric)]
-            numbers = [value for value in found if value is not None]
-            return Row(numbers, seeds) if numbers and len(numbers) == len(found) else None
-        predictions = self._read(name, metric in CALIBRATED)
-        if predictions is None:
+            found = {seed: _look_up(tree, name.path) for seed, tree in self._trees(name, metric).items()}
+            numbers = {seed: value for seed, value in found.items() if value is not None}
+            return Row(list(numbers.values()), tuple(numbers)) if self._is_enough(name, numbers) else None
+        stored = self._read(name, name.scaled or metric in CALIBRATED)
+        if not self._is_enough(name, stored):
             return None
+        seeds, predictions = tuple(stored), list(stored.values())
         base = CALIBRATED.get(metric, metric)
         values = [metric_value(base, each, of_mean_member=name.of_mean_member) for each in predictions]
         return Row(values, seeds, predictions, name.of_mean_member)
+
+    def _is_enough(self, name: RowName, found: Collection[int]) -> bool:
+        return bool(found) and (self._partial or len(found) == len(self._seed_runs(name)))
 
     def _seed_runs(self, name: RowName) -> list[SeedRun]:
         """Return the seeds for which the recipe has the row."""
@@ -124,29 +135,36 @@ class Evidence:
         restricted = {step.label: step.seeds for step in run[0].recipe.steps if step.seeds is not None} if run else {}
         return [seed_run for seed_run in run if seed_run.seed in restricted.get(name.file, (seed_run.seed,))]
 
-    def _trees(self, name: RowName, metric: str) -> list[Any]:
+    def _trees(self, name: RowName, metric: str) -> dict[int, Any]:
+        """Return the results of each seed in which the number is looked up."""
         if name.path:
-            return [tree.get(name.file) for tree in self._analyses.get(name.run, ())]
-        label = MEAN_MEMBER if name.of_mean_member and name.file == "ensemble" else name.file
-        seed_runs = self._seed_runs(name)
-        stored = [seed_run.run.path / "results.json" for seed_run in seed_runs]
-        if name.first is not None or not all(file.is_file() for file in stored):
-            return []
-        rows = [seed_run.run.read_json("results.json")["rows"] for seed_run in seed_runs]
-        return [(each.get(label, {}).get("corrupted") or {}).get(CORRUPTED[metric]) for each in rows]
-
-    def _read_predictions(self, name: RowName, calibrated: bool) -> list[Predictions] | None:
-        stored = [seed_run.run.read_predictions(name.file) for seed_run in self._seed_runs(name)]
-        needed = {"test", "validation"} if calibrated else {"test"}
-        found = [splits for splits in stored if splits is not None and splits.keys() >= needed]
-        if len(found) < len(stored) or (name.first or 1) > min(each["test"].num_members for each in found):
-            return None
+            trees = self._analyses.get(name.run, ())
+            return {each.seed: tree.get(name.file) for each, tree in zip(self._runs[name.run], trees, strict=False)}
         if name.first is not None:
-            members = range(name.first)
-            found = [{split: each.subset(members) for split, each in splits.items()} for splits in found]
-        if not calibrated:
-            return [splits["test"] for splits in found]
-        return [_calibrate(splits["test"], splits["validation"], name.of_mean_member) for splits in found]
+            return {}
+        label = MEAN_MEMBER if name.of_mean_member and name.file == "ensemble" else name.file
+        found = {}
+        for each in self._seed_runs(name):
+            if (each.run.path / "results.json").is_file():
+                row = each.run.read_json("results.json")["rows"].get(label, {})
+                found[each.seed] = (row.get("corrupted") or {}).get(CORRUPTED[metric])
+        return found
+
+    def _read_predictions(self, name: RowName, calibrated: bool) -> dict[int, Predictions]:
+        """Return the test predictions of each seed that has them."""
+        needed = {"test", "validation"} if calibrated else {"test"}
+        found = {}
+        for each in self._seed_runs(name):
+            splits = each.run.read_predictions(name.file)
+            if splits is None or not splits.keys() >= needed or (name.first or 1) > splits["test"].num_members:
+                continue
+            if name.first is not None:
+                splits = {split: each.subset(range(name.first)) for split, each in splits.items()}
+            if calibrated:
+                found[each.seed] = _calibrate(splits["test"], splits["validation"], name.of_mean_member)
+            else:
+                found[each.seed] = splits["test"]
+        return found
 
 
 def _look_up(tree: Any, path: Sequence[str]) -> float | None:

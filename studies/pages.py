@@ -3,10 +3,12 @@
 A page in docs/ or studies/ marks where a table belongs:
 
 <!-- overview studies -->             all tables and figures with the number of claims by verdict
+<!-- items items -->                  all items of the five works with their results
 <!-- results permavg-table -->        a study: notes, rows beside the published values, claims
 <!-- rows cifar10-ensembles -->       the models of a run
+<!-- choices cifar10-ensembles -->    the rows of a run between which a guide helps to choose
 <!-- ood cifar10-ood -->              the models of a run on corrupted and on out-of-distribution data
-<!-- clipping | merging | scaling | third-party | speed | severities NAME -->   single measurements
+<!-- clipping | merging | scaling | third-party | speed | severities | coverage NAME -->   single measurements
 
 A mark ends with <!-- end -->. NAME.json is a file in results/ or in studies/PAPER/results/.
 """
@@ -19,15 +21,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from enfold.errors import EnfoldError
+from studies.choices import choices_table
 from studies.compress.tables import compress_table
-from studies.definition import list_names, results_file
+from studies.coverage import coverage_table
+from studies.definition import results_file, stored_names
 from studies.finetuned.merges import finetuned_table
+from studies.gains import gain_cells, gain_columns
+from studies.items import items_table
 from studies.markdown import METRICS, Content, format_metric, format_spread, make_table, metric_format
 from studies.measured import clipping_table, merging_table, speed_table, third_party_table
 from studies.ood.severity import severity_table
 from studies.permavg import grid
 from studies.rows import COLUMNS, OOD_COLUMNS, OOD_SCORES, OOD_TITLES, RUN_TITLES, TITLES, Column
-from studies.tables import MARKS, count_verdicts, list_notes
+from studies.tables import MARKS, count_published, count_verdicts, list_notes
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"(<!-- (\w+) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -75,7 +81,8 @@ def study_section(content: Content) -> str:
     source = content["source"]
     is_grid = content["name"] == grid.NAME
     claims = grid.grid_claims(content) if is_grid else claim_lines(content)
-    summary = f"<details><summary>{len(content['claims'])} claims: {count_verdicts(content)}</summary>\n\n"
+    counts = f"{len(content['claims'])} claims: {count_verdicts(content)}. {count_published(content)}".rstrip(". ")
+    summary = f"<details><summary>{counts}</summary>\n\n"
     parts = [
         f"{content['title']} ({source['paper']}; {source['table']}). {' '.join(list_notes(content))}\n",
         grid.grid_rows(content) if is_grid else study_rows(content),
@@ -115,9 +122,11 @@ def study_rows(content: Content) -> str:
     """Return a column for each metric of the models, then one line for each number of an analysis."""
     models = [row for row in content["rows"] if row["label"].count("/") < 2]
     metrics = list(dict.fromkeys(metric for row in models for metric in row["metrics"]))
-    lines = [["ours (published)", *(metric_format(metric)[0] for metric in metrics)]]
+    more = gain_columns(models)
+    lines = [["ours (published)", *(metric_format(metric)[0] for metric in metrics), *more]]
     for row in models:
-        lines.append([_title(row), *(format_metric(row["metrics"].get(metric), metric) for metric in metrics)])
+        texts = (format_metric(row["metrics"].get(metric), metric) for metric in metrics)
+        lines.append([_title(row), *texts, *gain_cells(row, more)])
     numbers = [["analysis", "metric", "ours (published)"]]
     for row in content["rows"]:
         if row not in models:
@@ -165,12 +174,14 @@ MEASUREMENTS: dict[str, Callable[[Content], str]] = {
     "results": study_section,
     "clipping": clipping_table,
     "third-party": third_party_table,
+    "choices": choices_table,
     "ood": ood_tables,
     "merging": merging_table,
     "scaling": grid.scaling_table,
     "speed": speed_table,
     "severities": severity_table,
     "finetuned": finetuned_table,
+    "coverage": coverage_table,
     "compressed": compress_table,
 }
 
@@ -190,13 +201,17 @@ def fill_page(page: str, root: Path = ROOT) -> str:
     def fill(match: re.Match[str]) -> str:
         opening, kind, name, closing = match.groups()
         if kind == "overview":
-            table = overview([load_record(each, root) for each in list_names()])
+            table = overview([load_record(each, root) for each in stored_names()])
+        elif kind == "items":
+            table = items_table()
         elif kind == "rows":
             table = rows_table(name, load_record(name, root))
         elif kind in MEASUREMENTS:
             table = MEASUREMENTS[kind](load_record(name, root))
         else:
-            raise EnfoldError(f"a mark must be overview, rows, {', '.join(MEASUREMENTS)}, got '{kind}': correct it")
+            raise EnfoldError(
+                f"a mark must be overview, items, rows, {', '.join(MEASUREMENTS)}, got '{kind}': correct it"
+            )
         return f"{opening}{table}{closing}"
 
     return MARK.sub(fill, page)
@@ -204,7 +219,12 @@ def fill_page(page: str, root: Path = ROOT) -> str:
 
 def list_pages(root: Path = ROOT) -> list[Path]:
     """Return all pages with marks."""
-    files = [*root.glob("docs/*.md"), *root.glob("studies/*.md"), *root.glob("studies/*/*.md")]
+    files = [
+        *root.glob("docs/*.md"),
+        *root.glob("docs/guides/*.md"),
+        *root.glob("studies/*.md"),
+        *root.glob("studies/*/*.md"),
+    ]
     return [path for path in sorted(files) if MARK.search(path.read_text(encoding="utf-8"))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,9 @@ from typing import Any
 
 from enfold.data import catalogue
 from enfold.errors import EnfoldError, MissingExtra
+from enfold.evaluate import predict
 from enfold.io.files import write_text
+from enfold.metrics import accuracy, mean_member
 from enfold.report.page import to_json
 from enfold.run.directory import RunDirectory
 from enfold.run.estimate import Estimate, estimate
@@ -25,6 +28,7 @@ from studies.analyses import Tree, draw_analysis, run_analysis
 from studies.claims import evaluate_claims
 from studies.definition import Definition, Scale, claimed_rows, get_scale, load_definition, make_recipes
 from studies.evidence import MEAN_MEMBER, Evidence, RowName
+from studies.gains import gains
 from studies.page import make_page
 from studies.tables import claims_csv, rows_csv
 
@@ -41,6 +45,7 @@ class Options:
         device: The device to train on.
         resume: Continue runs that exist already.
         trust_code: Allow the user code that a change names.
+        stored: Evaluate what is stored and train nothing.
     """
 
     name: str
@@ -50,6 +55,7 @@ class Options:
     device: str = "cpu"
     resume: bool = False
     trust_code: bool = False
+    stored: bool = False
 
 
 def reproduce(options: Options, out: Path) -> dict[str, Any]:
@@ -62,19 +68,23 @@ def reproduce(options: Options, out: Path) -> dict[str, Any]:
         for directory in directories.values():
             locks.enter_context(directory.writing())
         runs = {name: open_or_extend(place, recipes[name], options) for name, place in directories.items()}
-        for run in runs.values():
+        for run in () if options.stored else runs.values():
             execute(run, run.recipe(), device=options.device)
         made = {name: seed_runs(run, run.recipe(), options.device) for name, run in runs.items()}
         analyses, figures = _analyse(definition, scale, made, out)
-    evidence = _evidence(made, analyses, scale)
+    evidence = _evidence(made, analyses, scale, partial=options.stored)
+    fitted = {name: _training_accuracy(each) for name, each in made.items()} if definition.regime else {}
     about = {
         "name": options.name,
         "title": definition.title,
         "scale": options.scale,
         "changes": list(options.changes),
         "only": list(options.only),
+        "regime": definition.regime,
+        "command": shlex.join(_command(options)),
         "seeds": list(next(iter(recipes.values())).seeds),
         "runs": {name: _describe(runs[name], recipes[name], out) for name in recipes},
+        "training_accuracy": fitted,
         "other_data": other_data(options, recipes),
         "substitutes": scale.substitutes,
         "figures": figures,
@@ -83,6 +93,20 @@ def reproduce(options: Options, out: Path) -> dict[str, Any]:
     evaluated = evaluate_claims(evidence, definition, about, replicates=scale.replicates)
     content: dict[str, Any] = to_json({**evaluated, "seconds": time.monotonic() - started})
     return content
+
+
+def _command(options: Options) -> list[str]:
+    """Return the command that makes these results."""
+    changes = [word for change in options.changes for word in ("--set", change)]
+    only = ["--only", ",".join(options.only)] if options.only else []
+    scale = [] if options.scale == "laptop" else ["--scale", options.scale]
+    return ["python", "-m", "studies", options.name, *scale, *only, *changes]
+
+
+def _training_accuracy(runs: Sequence[SeedRun]) -> list[float]:
+    """Return the mean accuracy of the members on their training images, for each seed."""
+    made = [each for each in runs if each.is_done("members", "members")]
+    return [mean_member(accuracy, predict(each.members(), each.data.train)) for each in made]
 
 
 def estimate_runs(options: Options) -> dict[str, Estimate]:
@@ -146,7 +170,19 @@ def open_or_extend(place: RunDirectory, recipe: Recipe, options: Options) -> Run
         both = known.model_copy(update={"steps": steps, "corruptions": known.corruptions or recipe.corruptions})
         if both != known and both.extends(recipe) and len(set(labels)) == len(labels):
             place.write_recipe(both)
-    return RunDirectory.create(place.path, recipe, resume=options.resume, trust_code=options.trust_code)
+    resume = options.resume or _is_shared(place, options.name)
+    return RunDirectory.create(place.path, recipe, resume=resume, trust_code=options.trust_code)
+
+
+def _is_shared(place: RunDirectory, name: str) -> bool:
+    """Return whether the run was made for another table, and not yet for this one."""
+    users = set()
+    for file in place.path.parent.glob("*.json"):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        runs = content.get("runs") if isinstance(content, dict) else None
+        if isinstance(runs, dict) and place.path.name in [each.get("path") for each in runs.values()]:
+            users.add(file.stem)
+    return bool(users) and name not in users
 
 
 def _check(recipes: Mapping[str, Recipe], out: Path, options: Options) -> dict[str, RunDirectory]:
@@ -159,7 +195,7 @@ def _check(recipes: Mapping[str, Recipe], out: Path, options: Options) -> dict[s
                 "remove --set name"
             )
     for place in places.values():
-        if place.manifest_file.exists() and not options.resume:
+        if place.manifest_file.exists() and not options.resume and not _is_shared(place, options.name):
             raise EnfoldError(
                 f"'{place.path}' already contains a run: add --resume to continue it, or choose another --out"
             )
@@ -199,12 +235,15 @@ def _draw(
     return [str(path.relative_to(out)) for path in drawn]
 
 
-def _evidence(made: Mapping[str, Sequence[SeedRun]], analyses: Mapping[str, list[Tree]], scale: Scale) -> Evidence:
+def _evidence(
+    made: Mapping[str, Sequence[SeedRun]], analyses: Mapping[str, list[Tree]], scale: Scale, *, partial: bool
+) -> Evidence:
     """Return all runs by name; substituted runs are read from the run that is used instead."""
     first = next(iter(made))
     substituted = {name: made[other] for name, other in scale.substitutes.items() if other in made}
     runs = {**made, "": made[first], **substituted}
-    return Evidence(runs, {name: analyses.get(scale.substitutes.get(name, name or first), []) for name in runs})
+    trees = {name: analyses.get(scale.substitutes.get(name, name or first), []) for name in runs}
+    return Evidence(runs, trees, partial=partial)
 
 
 def _describe(run: RunDirectory, recipe: Recipe, out: Path) -> dict[str, Any]:
@@ -234,7 +273,9 @@ def _rows(definition: Definition, recipes: Mapping[str, Recipe], evidence: Evide
             for metric in shown
         }
         if any(each["published"] is not None or each["ours"] is not None for each in values.values()):
-            rows.append({"run": name.run, "row": row, "label": definition.label(row), "metrics": values})
+            label = definition.label(row)
+            about = {"run": name.run, "row": row, "label": label, "metrics": values}
+            rows.append({**about, "gain": gains(evidence, label)} if definition.regime else about)
     return rows
 
 

@@ -83,11 +83,23 @@ def claims_legend(content: Mapping[str, Any]) -> str:
     """Return the number of claims by verdict, and the meaning of the columns."""
     counts = ", ".join(f"{number} {verdict}" for verdict, number in content["verdicts"].items())
     level = f"{100 * content['bootstrap']['level']:g} %"
+    corrected = count_published(content)
     return (
-        f"{counts}. Values: first row / second row. Difference: first minus second, with the {level} interval of a "
-        "bootstrap over seeds and test examples, or Student's interval over seeds for numbers that are not computed "
-        "from predictions. Within noise: the interval contains 0, or one seed gives no interval"
+        f"{counts}. {corrected}Values: first row / second row. Difference: first minus second, with its {level} "
+        "interval over seeds and test examples, or over seeds for numbers that are not computed from predictions. "
+        "Within noise: the interval contains 0, or one seed gives no interval"
     )
+
+
+def count_published(content: Mapping[str, Any]) -> str:
+    """Return the verdicts of the paper's claims, plain and by Holm's method; nothing for results without it."""
+    if "published_verdicts" not in content:
+        return ""
+    plain, corrected = (
+        ", ".join(f"{number} {verdict}" for verdict, number in content[key].items() if number)
+        for key in ("published_verdicts", "published_verdicts_holm")
+    )
+    return f"Of the paper's claims {plain}; with Holm's correction {corrected}. "
 
 
 def table_rows(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -149,11 +161,26 @@ def list_notes(content: Mapping[str, Any]) -> list[str]:
         notes.append("The smoke scale only shows that everything runs; its numbers are not evidence for the claims.")
     elif content["scale"] == "laptop":
         notes.append("Networks and training sets are smaller than the published ones: compare orderings, not values.")
+    if content.get("regime"):
+        accuracies = [f"{100 * each:.1f}" for of_run in content["training_accuracy"].values() for each in of_run]
+        notes.append(f"{content['regime']} Accuracy of the members on training images: {', '.join(accuracies)} %.")
+        notes.append(
+            f"`{content['command']}`, {content['seconds'] / 60:.0f} minutes of one core for what was not shared."
+        )
+        short = [row["row"] for row in content.get("rows", ()) if _count_seeds(row) < len(content["seeds"])]
+        if short:
+            notes.append(f"Fewer than {len(content['seeds'])} seeds: {', '.join(short)}.")
     if content.get("only"):
         notes.append(f"Only these runs: {', '.join(content['only'])}.")
     if content["changes"]:
         notes.append(f"Changes: {', '.join(content['changes'])}.")
     return notes
+
+
+def _count_seeds(row: Mapping[str, Any]) -> int:
+    """Return the smallest number of seeds of the row's metrics."""
+    counts = [len(value["ours"]["values"]) for value in row["metrics"].values() if value["ours"] is not None]
+    return min(counts, default=0)
 
 
 def count_verdicts(content: Mapping[str, Any]) -> str:

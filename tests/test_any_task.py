@@ -116,6 +116,7 @@ REFUSED = {
 }
 """Methods that do not train from a loader of dictionaries, and the reason in the error."""
 CLASSES_ONLY = {
+    "dice": "compares examples of one class",
     "boosting": "weighs examples by errors of classification",
     "hyper_deep_ensemble": "selects candidates by predictions of classes",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from website import contents, equations, fences, methods
-
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "src"))  # the code beside these pages, not another installed one
+
+from website import contents, equations, fences, fonts, methods  # noqa: E402
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -34,6 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     theme = [each for each in files if each.src_dir is None or Path(each.src_dir) != docs]
     own = [File(name, str(ROOT), config.site_dir, config.use_directory_urls) for name in contents.repository_files()]
     made = [File.generated(config, name, content=text) for name, text in contents.generated_pages().items()]
+    made.append(File.generated(config, fonts.FILE, content=fonts.math_font()))
     return Files([*theme, *own, *made])
 
 
@@ -41,7 +44,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Show the reason of code that is not run, and hide what only the tests need."""
     if page.file.src_uri == "docs/methods.md":
         markdown = methods.overview(markdown)
-    return fences.for_readers(markdown)
+    return fences.for_readers(methods.link_pages(markdown))
 
 
 def on_page_content(html: str, **_: Any) -> str:

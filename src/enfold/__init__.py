@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.ensembles.bagging import Bagging as Bagging
     from enfold.ensembles.batch_ensemble import BatchEnsemble as BatchEnsemble
     from enfold.ensembles.boosting import Boosting as Boosting
+    from enfold.ensembles.dice import DICE as DICE
     from enfold.ensembles.fge import FGE as FGE
     from enfold.ensembles.film_ensemble import FiLMEnsemble as FiLMEnsemble
     from enfold.ensembles.hydra_ensemble import HydraEnsemble as HydraEnsemble

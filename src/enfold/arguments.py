@@ -42,6 +42,7 @@ INPUTS = frozenset(
         "on_epoch",
         "logger",
         "quiet",
+        "executor",
         "title",
         "unpack",
         "outputs",

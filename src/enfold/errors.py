@@ -113,6 +113,10 @@ class UnchangedWarning(UserWarning):
     """Training returned the initial weights: no epoch had a lower validation NLL."""
 
 
+class LockWarning(UserWarning):
+    """A run is on a file system without locks, or without locks that all its machines share."""
+
+
 class EnvironmentWarning(UserWarning):
     """A training is resumed with other threads, another processor or another PyTorch: its bits may differ."""
 

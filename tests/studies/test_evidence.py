@@ -97,7 +97,8 @@ def test_one_seed_has_no_noise_between_seeds(tmp_path: Path) -> None:
     text = "source: {paper: p}\nclaims:\n  - {statement: s, metric: m, first: r/a/x, relation: above, second: r/a/y}\n"
     evidence = Evidence({"r": seed_runs(run, run.recipe())}, {"r": [{"a": {"x": 2.0, "y": 1.0}}]})
     claim = evaluate_claims(evidence, parse_claims(text), {})["claims"][0]
-    assert claim["difference"] == {"mean": 1.0, "lower": None, "upper": None, "values": [1.0]}
+    none = {"lower": None, "upper": None, "p": None, "p_holm": None}
+    assert claim["difference"] == {"mean": 1.0, **none, "values": [1.0]}
     assert claim["verdict"] == "within noise"
 
 

@@ -28,9 +28,11 @@ from studies.tables import list_notes, table_rows
 NAMES = [
     "distill-cifar10",
     "distill-cifar100",
+    "distill-interpolating",
     "landscape",
     "latentbe-cifar10",
     "latentbe-cifar100",
+    "latentbe-interpolating",
     "mixture-cifar",
     "mixture-diversity",
     "permavg-analyses",

@@ -17,7 +17,7 @@ from website.notation import runs, tex
         ("x_mᵀ", r"x_{m}^{\top}"),
         ("σ²_n", r"\sigma ^{2}_{n}"),
         ("T_{l-1}^-1", r"T_{l-1}^{-1}"),
-        ("S_xx^-½", r"S_{xx}^{-\tfrac{1}{2}}"),
+        ("S_xx^-½", r"S_{xx}^{-1/2}"),
         ("P_(l-1)n", r"P_{(l-1)n}"),
         ("θ_π(m)[i]", r"\theta _{\pi (m)}[i]"),
         ("√(1 - λ)", r"\sqrt{1 - \lambda } "),

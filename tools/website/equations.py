@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html as text_of_html
 import re
+from collections import Counter
 
 from latex2mathml.converter import convert
 
@@ -36,19 +37,35 @@ def block(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     numbers = [found.group(1) if (found := NUMBER.search(line)) else "" for line in lines]
     cells = [[(each.start(), each.group()) for each in CELL.finditer(NUMBER.sub("", line))] for line in lines]
-    starts = sorted({start for line in cells for start, _ in line})
+    often = Counter(start for line in cells for start, _ in line)
+    starts = [0, *sorted(start for start, times in often.items() if times > 1)]
+    cells = [_joined(line, starts) for line in cells]
     rows = [_row(line, starts, number) for line, number in zip(cells, numbers, strict=True)]
     return '<div class="equations"><table class="lines">' + "".join(rows) + "</table></div>"
 
 
-def _row(cells: list[tuple[int, str]], starts: list[int], number: str) -> str:
+def _joined(cells: list[tuple[int, str]], starts: list[int]) -> list[tuple[int, list[str]]]:
+    """Return the cells of a line at the places that several lines share; others belong to the cell before them."""
+    found: list[tuple[int, list[str]]] = []
+    for start, text in cells:
+        if not found or start in starts:
+            found.append((start if start in starts else 0, [text]))
+        else:
+            found[-1][1].append(text)
+    return found
+
+
+def _row(cells: list[tuple[int, list[str]]], starts: list[int], number: str) -> str:
     places = [starts.index(start) for start, _ in cells]
     spans = [end - start for start, end in zip(places, [*places[1:], len(starts)], strict=True)]
     empty = f'<td colspan="{places[0]}"></td>' if places[0] else ""
-    found = [f'<td colspan="{span}">{_cell(text)}</td>' for (_, text), span in zip(cells, spans, strict=True)]
+    found = [
+        f'<td colspan="{span}">{"&#8195;".join(map(_cell, texts))}</td>'
+        for (_, texts), span in zip(cells, spans, strict=True)
+    ]
     return f'<tr>{empty}{"".join(found)}<td class="number">{f"({number})" if number else ""}</td></tr>'
 
 
 def _cell(text: str) -> str:
-    parts = [run.text if run.is_prose else mathml(run.text) if run.text.strip() else " " for run in runs(text)]
-    return "".join(f" {part}" if part.startswith("<math") else part for part in parts).strip()
+    parts = [run.text if run.is_prose or not run.text.strip() else f" {mathml(run.text)} " for run in runs(text)]
+    return re.sub(r" +(?=[ ,;.)])", "", "".join(parts)).strip()

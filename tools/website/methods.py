@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 from enfold.registry import PACKAGES, Method, methods, use_of
-from make_methods_page import TITLES
 from website import equations, measured
 
 KINDS = {
@@ -20,6 +19,7 @@ KINDS = {
 }
 """Titles and folders of the kinds."""
 
+LINK = re.compile(r"\]\(((?:\.\./)*(?:docs/)?)methods\.md#(\w+)\)")
 ARXIV = re.compile(r"arXiv[: ]\s*(\d{4}\.\d{4,5})")
 OPENREVIEW = re.compile(r"(?<![/\w])openreview\.net/\S+?(?=[.,;]?(?:\s|$))")
 
@@ -58,16 +58,17 @@ def pages() -> dict[str, str]:
 
 
 def overview(markdown: str) -> str:
-    """Return docs/methods.md for the site: its tables, with links to the pages of methods in place of their options."""
+    """Return docs/methods.md for the site: without the options of methods, which are on their pages."""
     tables = re.split(r"^### ", markdown, maxsplit=1, flags=re.MULTILINE)[0]
-    places = {(method.kind, method.name): page_of(method) for kind in KINDS for method in methods(kind).values()}
-    parts = re.split(r"^## ", tables, flags=re.MULTILINE)
-    for kind in KINDS:
-        index = next(i for i, part in enumerate(parts) if part.startswith(TITLES[kind]))
-        parts[index] = re.sub(
-            r"\(#(\w+)\)", lambda found, kind=kind: f"(methods/{places[kind, found[1]]}.md)", parts[index]
-        )
-    return "## ".join(parts)
+    return tables.replace("](#", "](methods.md#")
+
+
+def link_pages(markdown: str) -> str:
+    """Return a page whose links to a method in docs/methods.md lead to the page of the method."""
+    places = {method.name: page_of(method) for kind in KINDS for method in methods(kind).values()}
+    return LINK.sub(
+        lambda found: f"]({found[1]}methods/{places[found[2]]}.md)" if found[2] in places else found[0], markdown
+    )
 
 
 def page(method: Method) -> str:
@@ -81,7 +82,7 @@ def page(method: Method) -> str:
     if body := [each for each in paragraphs if not each.startswith("Differs from")]:
         lines += ["", "## Method", "", *(part for each in body for part in (paragraph(each), ""))]
     if differs := [each for each in paragraphs if each.startswith("Differs from")]:
-        lines += ["## Differences from the paper", "", *(part for each in differs for part in (prose(each), ""))]
+        lines += ["## Differences from the paper", "", *(part for each in differs for part in (_difference(each), ""))]
     lines += ["## Measured", "", measured.section(method), ""]
     target = f"{method.target.__module__}.{method.target.__qualname__}"
     options = ["    options:", "      heading_level: 2", "      members: false", "      show_bases: false"]
@@ -105,6 +106,12 @@ def prose(text: str) -> str:
     escaped = escape(" ".join(text.split()))
     escaped = ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", escaped)
     return OPENREVIEW.sub(lambda found: f"[{found.group()}](https://{found.group()})", escaped)
+
+
+def _difference(text: str) -> str:
+    """Return what differs from a paper, without the words of the heading."""
+    found = text.partition(":")[2].strip()
+    return prose(found[:1].upper() + found[1:])
 
 
 def sentence(text: str) -> str:

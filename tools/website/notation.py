@@ -121,7 +121,8 @@ class _Reader:
         if value == "mod":
             return Run(r"\bmod ", False)
         if function:
-            return Run(rf"\operatorname{{{value}}}{self._gap()}", False)
+            command = "text" if "-" in value else "operatorname"
+            return Run(rf"\{command}{{{value}}}{self._gap()}", False)
         return Run(value + self._space(), True)
 
     def _number(self, value: str) -> Run:
@@ -151,7 +152,7 @@ class _Reader:
             return r"\top"
         if rest.isupper() and len(rest) > 1:
             return rf"\mathrm{{{rest}}}"
-        letters = "".join(symbol(each) for each in rest)
+        letters = "".join("1/2" if each == "½" else symbol(each) for each in rest)
         if rest.endswith("π") and self.text[self.at : self.at + 1] == "(":
             letters += f"({tex(self._group('(', ')'))})"
         return inside + letters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time as clock
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from enfold.data.unpack import Unpack
 from enfold.ensemble import Ensemble, called_network, set_model_output
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
 from enfold.errors import EnfoldError
+from enfold.executors import ExecutorLike, Parallel, as_parallel
 from enfold.loggers import Log, LoggerLike, as_log, with_log
 from enfold.tasks import TaskLike, current_task, first_batch_task
 from enfold.train import TrainConfig
@@ -51,6 +53,7 @@ def compress(
     on_epoch: Callable[[Epoch], None] | None = None,
     logger: LoggerLike | Log = None,
     quiet: bool = False,
+    executor: ExecutorLike = None,
     **settings: Any,
 ) -> Compression:
     """Find the best network to ship in place of an ensemble.
@@ -84,6 +87,8 @@ def compress(
         on_epoch: Called with the record of every epoch of every trial, an `Epoch`; `Epoch.training` is the trial.
         logger: Where settings, the metrics of every trial and the table are logged to, as for `fit`.
         quiet: Show no progress bars.
+        executor: Where the trials of a round are trained side by side, as for `fit`; None for one after the other in
+            this process.
         **settings: Fields of `TrainConfig`, which replace those of `config`.
 
     Returns:
@@ -123,10 +128,29 @@ def compress(
             "config, or leave out train_longer"
         )
     refuse_identical(members, data, current_task(task))
+    parallel = as_parallel(executor)
+    if parallel is not None:
+        _check_executor(parallel, seconds, on_epoch)
     place = None if folder is None else Path(folder)
     runner = Runner(Limit(started, seconds), limit, largest, place, on_epoch, as_log(logger), quiet)
     search = Search(runner, members, data, current_task(task), settings_given, students, base, known, routes)
-    return search.run(train_longer=train_longer)
+    if parallel is None:
+        return search.run(train_longer=train_longer)
+    with TemporaryDirectory(prefix="enfold-") as temporary:
+        runner.use_folder(place or Path(temporary))
+        search.parallel = parallel
+        return search.run(train_longer=train_longer)
+
+
+def _check_executor(parallel: Parallel, seconds: float | None, on_epoch: object) -> None:
+    """Refuse what follows trainings in this process."""
+    given = {"time": seconds, "on_epoch": on_epoch, "Parallel(store=)": parallel.store}
+    for name, value in given.items():
+        if value is not None:
+            instead = ": pass folder= in its place" if name.startswith("Parallel") else f": leave out {name}"
+            raise EnfoldError(f"{name} is for trainings in this process, got executor as well{instead}")
+    if parallel.kind == "auto":
+        raise EnfoldError("executor must be serial, local or ray for compress, got 'auto': choose one of them")
 
 
 def _check_size(budget: float, memory: float, members: Ensemble, has_students: bool) -> None:

@@ -100,10 +100,15 @@ class Runner:
     quiet: bool = False
     trials: list[Trial] = field(default_factory=list)
     resumed: int = 0  # trainings that were taken from the folder
+    failed: dict[str, str] = field(default_factory=dict)  # trials that failed on an executor, by their files
     final_epochs: int = 0  # shorter and longer trainings have logs of their own
 
     def __post_init__(self) -> None:
         self.store, self.work = Store(self.folder), Work()
+
+    def use_folder(self, folder: Path) -> None:
+        """Store finished trials in this folder."""
+        self.folder, self.store = folder, Store(folder)
 
     def set_scores(self, scores: Scores, best: dict[str, float]) -> None:
         """Set the references by which trials are scored.
@@ -138,11 +143,21 @@ class Runner:
             setting: Members, data and diagnosis.
             epochs: Epochs of its training.
         """
+        return self.run(route, setting, epochs, self.making(route, setting, epochs), route.kind)
+
+    def making(self, route: Route, setting: Setting, epochs: int) -> Make:
+        """Return the training of a route.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+        """
 
         def make(checkpoint: Path | None, log: Log) -> nn.Module:
             return route.run(setting, epochs, on_epoch=self.guard, logger=log, checkpoint=checkpoint, quiet=self.quiet)
 
-        return self.run(route, setting, epochs, make, route.kind)
+        return make
 
     def run(self, route: Route, setting: Setting, epochs: int, make: Make, kind: str) -> Trial:
         """Run one trial, or take it from the folder, and add it to the table; a failure is a row with its reason.
@@ -156,7 +171,7 @@ class Runner:
         """
         before, note, network, resumed = clock.monotonic(), "", None, self.resumed
         try:
-            network = self._result(route, setting, epochs, make)
+            network = self.result(route, setting, epochs, make)
         except OutOfTime:
             note = "stopped: out of time"
         except (EnfoldError, NotImplementedError, RuntimeError) as error:
@@ -175,13 +190,26 @@ class Runner:
         self.say(f"{trial.name}: {note or f'{criterion.upper()} {shown:.4f}, {seconds:.0f} s'}")
         return trial
 
-    def _result(self, route: Route, setting: Setting, epochs: int, make: Make) -> nn.Module:
+    def result(self, route: Route, setting: Setting, epochs: int, make: Make) -> nn.Module:
+        """Return the model of a trial, from the folder if it is there.
+
+        Args:
+            route: The route.
+            setting: Members, data and diagnosis.
+            epochs: Epochs of its training.
+            make: A function of a checkpoint file and a logger that returns the network.
+
+        Raises:
+            EnfoldError: If it failed on an executor, where it is not repeated.
+        """
         if self.limit.left() <= 0:
             raise OutOfTime
         path = self.store.path(route.name, f"{epochs} {setting.config.changes()}")
         if path is not None and path.exists():
             self.resumed += 1
             return self.store.load(path, route.blank_model(setting))
+        if path is not None and path.name in self.failed:
+            raise EnfoldError(self.failed[path.name])
         with warnings.catch_warnings():
             for kind in (UnchangedWarning, SingleModelWarning):  # the table says so
                 warnings.simplefilter("ignore", kind)

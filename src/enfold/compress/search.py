@@ -19,11 +19,12 @@ from enfold.compress.distillations import find_distillations
 from enfold.compress.efficient import find_ensembles
 from enfold.compress.members import Student
 from enfold.compress.merges import find_merges
+from enfold.compress.parallel import Trials
 from enfold.compress.result import Compression, Trial
 from enfold.compress.routes import Route, Setting
 from enfold.compress.runner import OutOfTime, Runner
 from enfold.compress.schedule import LONG, count_epochs, make_rounds, plan_epochs
-from enfold.compress.scores import Scores, all_scores
+from enfold.compress.scores import CALIBRATED, Scores, all_scores, rank
 from enfold.compress.store import checkpoint_of
 from enfold.data import Data
 from enfold.data.content import content
@@ -34,6 +35,7 @@ from enfold.engines.initialization import initialize_member
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import predict
+from enfold.executors import Parallel
 from enfold.io.files import digest
 from enfold.loggers import Log
 from enfold.metrics import metrics_for
@@ -64,6 +66,8 @@ class Search:
         base: The network that the members were fine-tuned from.
         folds: Which member was trained on which example.
         effort: "default", or "all" to include expensive routes.
+        left_out: Names of routes that there is no time for.
+        parallel: Where the trials of a round are trained; None for one after the other in this process.
     """
 
     runner: Runner
@@ -76,6 +80,7 @@ class Search:
     folds: Tensor | None = None
     effort: Effort = "default"
     left_out: tuple[str, ...] = ()
+    parallel: Parallel | None = None
 
     def run(self, *, train_longer: bool = False) -> Compression:
         """Diagnose the members, try the routes, and return the result.
@@ -203,7 +208,7 @@ class Search:
 
     # Trainings
 
-    def _routes(self, setting: Setting, found: RowPredictions, merged: nn.Module | None = None) -> list[Route]:
+    def routes(self, setting: Setting, found: RowPredictions, merged: nn.Module | None = None) -> list[Route]:
         """Return the routes that train something, most promising first."""
         if setting.members.num_members < 2:
             return []
@@ -217,7 +222,7 @@ class Search:
         Raises:
             EnfoldError: If nothing meets it.
         """
-        runner, routes = self.runner, self._routes(setting, found)
+        runner, routes = self.runner, self.routes(setting, found)
         self.dropped: set[str] = set()
         for route in routes:
             if route.student is None and route.blank is None:
@@ -242,15 +247,19 @@ class Search:
     def _train(self, setting: Setting, found: RowPredictions) -> None:
         """Train routes in rounds, the best for all epochs, beside the controls."""
         runner = self.runner
-        routes = self._routes(setting, found, self._good_merge(setting))
+        merged = self._good_merge(setting)
+        if self.parallel is not None:
+            self.trials = Trials(self, setting, found, merged, self.parallel)
+        routes = self.routes(setting, found, merged)
         routes = [route for route in routes if route.name not in self.dropped]
-        controls = self._controls(setting)
+        controls = self.controls(setting)
         number, epochs = self._plan(setting, routes, len(controls))
         runner.final_epochs = epochs
         self.left_out = tuple(route.name for route in routes[number:])
         routes = routes[:number]
         runner.work.planned = count_epochs([route.effort for route in routes], epochs, len(controls))
         for each in make_rounds(len(routes), epochs):
+            self._train_on_executor([route.name for route in routes], each.epochs)
             tried = [(self._loss(runner.run_route(route, setting, each.epochs), setting), route) for route in routes]
             routes = [route for _, route in sorted(tried, key=lambda pair: pair[0])][: each.kept]
         started = clock.monotonic()
@@ -261,12 +270,18 @@ class Search:
             self._final(setting, routes[:1], controls, LONG * epochs)
 
     def _final(self, setting: Setting, finalist: list[Route], controls: dict[str, Control], epochs: int) -> None:
+        self._train_on_executor([*controls, *(route.name for route in finalist)], epochs)
         for name, (idea, make) in controls.items():
             self.runner.run(Route(name, idea), setting, epochs, partial(make, epochs), "control")
         for route in finalist:
             self.runner.run_route(route, setting, epochs)
 
-    def _controls(self, setting: Setting) -> dict[str, Control]:
+    def _train_on_executor(self, names: list[str], epochs: int) -> None:
+        """Train these trials, which are then taken from the folder; without an executor, do nothing."""
+        if self.parallel is not None:
+            self.trials.train(names, epochs)
+
+    def controls(self, setting: Setting) -> dict[str, Control]:
         """Return the trainings on labels that routes are compared with, by name."""
         runner = self.runner
         if not setting.has_networks or not runner.allows(1, 1):
@@ -307,7 +322,8 @@ class Search:
         """Return the best merge if it is closer to a member than to chance, as a start of a distillation."""
         merges = [trial for trial in self._candidates() if trial.kind == "merge"]
         best = min(merges, key=lambda trial: self._loss(trial, setting), default=None)
-        if best is None or self._loss(best, setting) > CLOSE * setting.diagnosis.mean_member:
+        criterion = setting.diagnosis.criterion
+        if best is None or best.scores.get(criterion, math.inf) > CLOSE * setting.diagnosis.mean_member:
             return None
         return best.network
 
@@ -336,19 +352,23 @@ class Search:
         return [trial for trial in self.runner.trials if trial.is_candidate]
 
     def _loss(self, trial: Trial, setting: Setting) -> float:
-        return trial.scores.get(setting.diagnosis.criterion, float("inf"))
+        return rank(trial.scores, setting.diagnosis.criterion)
 
     def _choose(self, diagnosis: Diagnosis, found: RowPredictions, longer: int) -> Compression:
         candidates, runner = self._candidates(), self.runner
         if not candidates:
             self._refuse()
-        chosen = min(candidates, key=lambda trial: (trial.scores.get(diagnosis.criterion, math.inf), trial.cost))
+        name = diagnosis.criterion
+        alone = [trial for trial in candidates if trial.kind == "control" or trial.name == "best member"]
+        most = min((trial.scores.get(name, math.inf) for trial in alone), default=math.inf)
+        allowed = [trial for trial in candidates if trial.scores.get(name, math.inf) <= most] or candidates
+        chosen = min(allowed, key=lambda trial: (rank(trial.scores, name), trial.cost))
         runner.log.log_settings({"recommended": chosen.name})
         return Compression(
             chosen,
             runner.trials,
             diagnosis,
-            found.headline,
+            (*found.headline, *([CALIBRATED] if CALIBRATED in chosen.scores and "nll" in found.headline else [])),
             frozenset(name for name, metric in metrics_for(found).items() if metric.unit == "%"),
             runner.budget,
             runner.memory,
