@@ -5,7 +5,8 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples install-check clean
+.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples install-check fuzz \
+	soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -94,6 +95,12 @@ $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt
 
 zoo: $(ZOO) ## test enfold with networks of thirty packages, in about an hour
 	OMP_NUM_THREADS=1 .venv-zoo/bin/python -m tools.zoo
+
+fuzz: $(READY) ## read 135,000 damaged and hostile inputs of every kind, in about ten minutes on a free core
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz --out results/fuzz.json
+
+soak: $(READY) ## kill a small run at 200 random moments and stop it at 40: the bits must not change
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak --out results/soak.json
 
 clean: ## remove the environments and runs of these targets
 	rm -rf .venv .venv-zoo runs

@@ -230,8 +230,8 @@ def _make_ensemble(network: nn.Module | list[nn.Module], manifest: Mapping[str, 
     model = kind.from_options(several, options)
     if isinstance(model, DeepEnsemble):
         model.seeds = tuple(manifest["seeds"]) or None
-    if manifest.get("weights") is not None:
-        model._member_weights = (1.0,) * len(manifest["weights"])  # the values are in the file
+    if manifest.get("weights"):
+        model._member_weights = (1.0,) * len(several)  # the values are in the file
     return model
 
 

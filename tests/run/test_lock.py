@@ -5,13 +5,14 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from enfold.errors import EnfoldError
+from enfold.errors import EnfoldError, LockWarning
 from enfold.run import RunDirectory, add_step, execute, lock
 from enfold.run.lock import FILE, Holder, writing
 
@@ -145,9 +146,11 @@ OTHERS = {  # what the file says, its age, whether the kernel has locks -> wheth
 }
 
 
+@pytest.mark.filterwarnings("ignore::enfold.errors.LockWarning")
 @pytest.mark.parametrize(("changes", "age", "kernel", "gone"), OTHERS.values(), ids=OTHERS)
 def test_detection_of_ended_processes(tmp_path, monkeypatch, changes, age, kernel, gone):
     monkeypatch.setattr(lock, "_try_lock", lambda descriptor: kernel)
+    monkeypatch.setattr(lock, "SETTLE", 0.0)
     left(tmp_path, age, **changes)
     if gone:
         with writing(tmp_path):
@@ -186,3 +189,85 @@ def test_an_unwritable_folder_is_one_sentence(tmp_path):
     with pytest.raises(EnfoldError, match="writable folder"), writing(tmp_path):
         pass
     assert (tmp_path / "file").read_text() == ""
+
+
+@pytest.mark.parametrize("ahead", [-100_000, 100_000])
+def test_the_clock_of_another_machine_may_differ(tmp_path, monkeypatch, ahead):
+    """Of a living holder, with a clock that is wrong by a day here."""
+    left(tmp_path, 5, boot="other", host="other")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + ahead)
+    says = r"process .* on other .*last sign of life, which was 5 s ago"
+    with pytest.raises(EnfoldError, match=says), writing(tmp_path):
+        pass
+
+
+def host(number: int, folder: Path, go: Path, kernel: bool | None) -> int:
+    """A process on a machine of its own, whose kernel knows nothing of the locks of others; its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 9
+    try:
+        warnings.simplefilter("ignore")
+        own = Holder(f"host-{number}", f"boot-{number}", "", number, "1", "")
+        lock.Holder.current = classmethod(lambda cls: own)
+        lock._try_lock = lambda descriptor: kernel
+        lock._is_local = lambda folder: False
+        lock.SETTLE = 0.5
+        while not go.exists():
+            time.sleep(0.001)
+        try:
+            with writing(folder):
+                with (folder / "writers").open("a") as file:
+                    file.write(f"{number}\n")
+                time.sleep(2)
+            code = 0
+        except EnfoldError as error:
+            code = 1 if "is writing to" in str(error) else 8
+    finally:
+        os._exit(code)
+
+
+@pytest.mark.parametrize("kernel", [None, True], ids=["no locks", "locks of one machine"])
+def test_of_several_machines_that_start_at_once_one_writes(tmp_path, kernel):
+    folder, go = tmp_path / "run", tmp_path / "go"
+    folder.mkdir()
+    children = [host(number, folder, go, kernel) for number in range(6)]
+    go.touch()
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert sorted(codes) == [0, 1, 1, 1, 1, 1]
+    assert (folder / "writers").read_text() == f"{codes.index(0)}\n"
+    assert not (folder / FILE).exists()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "_try_lock", lambda descriptor: None)
+    monkeypatch.setattr(lock, "SETTLE", 0.0)
+    with pytest.warns(LockWarning, match="has no locks: another process is recognized"), writing(tmp_path):
+        pass
+
+
+MOUNTS = """\
+server:/home / nfs4 rw 0 0
+/dev/sda1 /data ext4 rw 0 0
+lustre@tcp /data/shared lustre rw 0 0
+tmpfs /data/with\\040space tmpfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "local"),
+    [
+        ("/x", False),
+        ("/data/run", True),
+        ("/data/shared/run", False),
+        ("/data/with space/run", True),
+        ("/database", False),
+    ],
+)
+def test_network_file_systems_are_recognized(monkeypatch, place, local):
+    monkeypatch.setattr(lock, "_read", lambda file: MOUNTS)
+    assert lock._is_local(Path(place)) == local
+    monkeypatch.setattr(lock, "_read", lambda file: "")
+    assert lock._is_local(Path(place))

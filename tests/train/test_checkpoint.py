@@ -226,7 +226,7 @@ def test_a_broken_file_is_reported(data, make, tmp_path, keep):
     file = tmp_path / "training.safetensors"
     fit(made(make, None), data, config=PLAN, checkpoint=file, quiet=True)
     file.write_bytes(file.read_bytes()[:keep])
-    with pytest.raises(EnfoldError, match=r"checkpoint must be .*training\.safetensors.*delete it"):
+    with pytest.raises(EnfoldError, match=r"training\.safetensors' must be a training checkpoint, .*delete it"):
         fit(made(make, None), data, config=PLAN, checkpoint=file, quiet=True)
 
 

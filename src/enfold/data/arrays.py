@@ -12,6 +12,7 @@ from enfold.data.dataset import Split
 from enfold.errors import EnfoldError
 
 CHANNELS = (1, 3, 4)  # grey, RGB, RGBA: distinguishes (N, H, W, C) from (N, C, H, W)
+MOST_CLASSES = 1_000_000  # each takes memory wherever classes are counted
 CHUNK = 2048  # examples converted to double precision at a time
 
 
@@ -112,6 +113,8 @@ def _check_labels(split: Split, num_classes: int, where: str) -> None:
     low, high = int(split.labels.min()), int(split.labels.max())
     if low < 0:
         raise EnfoldError(f"labels must not be negative, got {low} in {where}: number the classes from 0")
+    if high >= MOST_CLASSES:
+        raise EnfoldError(f"labels must be below {MOST_CLASSES:,}, got {high} in {where}: number the classes from 0")
     if high >= num_classes:
         raise EnfoldError(
             f"labels must be 0 ... {num_classes - 1} for {num_classes} classes, got {high} in {where}: "

@@ -15,7 +15,7 @@ import torch
 from enfold.data.dataset import Split
 from enfold.data.raw import find_file, read_bytes
 from enfold.errors import EnfoldError
-from enfold.io.files import atomic_path
+from enfold.io.files import atomic_path, reading
 
 SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -73,7 +73,7 @@ def extract(archive: Path, folder: Path, names: Sequence[str]) -> None:
     """
     wanted = {PurePosixPath(folder.name, name): name for name in names}
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with reading(archive), tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 name = wanted.pop(PurePosixPath(member.name), None) if member.isfile() else None
                 content = tar.extractfile(member) if name else None

@@ -38,6 +38,10 @@ def read_idx(path: Path, axes: int) -> Tensor:
         )
     shape = struct.unpack_from(f">{axes}I", content, 4)
     size = start + math.prod(shape)
+    if size == start:
+        raise EnfoldError(
+            f"{path} must have at least one value, got the shape {shape}: replace it by the official file"
+        )
     for piece in pieces:
         content += piece
         if len(content) > size:  # longer than the header claims

@@ -44,7 +44,8 @@ def read_npz(path: Path) -> Parts:
         )
     validation = _pair(arrays, "validation", path) or _pair(arrays, "val", path)
     test = _pair(arrays, "test", path)
-    names = tuple(str(name) for name in np.atleast_1d(arrays["names"])) if "names" in arrays else ()
+    with parsing(path, "an .npz file with texts as names", "save the names with numpy.array(names)"):
+        names = tuple(str(name) for name in np.atleast_1d(arrays["names"])) if "names" in arrays else ()
     num_classes = len(names) or max(train.labels.tolist(), default=0) + 1
     return Parts(train, validation, test, num_classes, f"{path.name} from {path.parent.resolve()}", names)
 

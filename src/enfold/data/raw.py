@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from enfold.errors import EnfoldError
+from enfold.io.files import reading
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -70,9 +71,10 @@ def chunks(path: Path) -> Iterator[bytes]:
     Raises:
         EnfoldError: If a gzip file is damaged.
     """
-    packed, done = path.stat().st_size, 0
+    done = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            packed = path.stat().st_size
             while chunk := file.read(CHUNK):
                 done += len(chunk)
                 require_plausible(path, packed, done)
@@ -86,7 +88,8 @@ def chunks(path: Path) -> Iterator[bytes]:
 def read_bytes(path: Path) -> Bytes:
     """Return the bytes of a file, decompressed if its name ends in .gz, as a writable array."""
     if path.suffix != ".gz":
-        return np.fromfile(path, dtype=np.uint8)
+        with reading(path):
+            return np.fromfile(path, dtype=np.uint8)
     content = bytearray()
     for chunk in chunks(path):
         content += chunk

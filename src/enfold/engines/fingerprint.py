@@ -6,6 +6,8 @@ an error; the fingerprint detects this.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +21,7 @@ from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 
 VALUES = 16  # stored outputs per member
+MOST = 10_000_000  # numbers of one input
 
 
 def compute_fingerprint(members: Ensemble) -> dict[str, Any] | None:
@@ -35,7 +38,7 @@ def compute_fingerprint(members: Ensemble) -> dict[str, Any] | None:
     return {"inputs": asdict(members.example), "outputs": first.tolist()}
 
 
-def require_fingerprint(members: Ensemble, stored: dict[str, Any], name: str) -> None:
+def require_fingerprint(members: Ensemble, stored: Mapping[str, Any], name: str) -> None:
     """Raise EnfoldError for members that give other outputs than the stored ones.
 
     Args:
@@ -46,9 +49,14 @@ def require_fingerprint(members: Ensemble, stored: dict[str, Any], name: str) ->
     Raises:
         EnfoldError: If a member gives other outputs than when it was saved.
     """
-    given = stored["inputs"]
-    example = Example(tuple(given["shape"]), str(given["dtype"]), float(given["low"]), float(given["high"]))
-    found, expected = _compute_outputs(members, example), torch.tensor(stored["outputs"])
+    try:
+        example, expected = _read(stored)
+        found = _compute_outputs(members, example)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise EnfoldError(
+            f"the manifest of '{name}' must have the outputs of the members, but is damaged ({reason}): save it again"
+        ) from error
     kind = next(members.parameters()).dtype if any(True for _ in members.parameters()) else torch.float32
     tolerance = max(TOLERANCE, 8 * torch.finfo(kind).eps) * float(expected.abs().max().clamp_min(1e-6))
     for index, outputs in enumerate(expected):
@@ -57,6 +65,15 @@ def require_fingerprint(members: Ensemble, stored: dict[str, Any], name: str) ->
                 f"members must give the outputs that they gave when '{name}' was saved, but those of member {index} "
                 "differ: pass the network from which they were made, or a list of networks if the members differ"
             )
+
+
+def _read(stored: Mapping[str, Any]) -> tuple[Example, Tensor]:
+    """Return the inputs and the outputs (M, 16) of a manifest, which anybody may have written."""
+    given, outputs = stored["inputs"], torch.tensor(stored["outputs"], dtype=torch.float32)
+    shape = tuple(given["shape"])
+    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > MOST or outputs.ndim != 2:
+        raise ValueError(f"shapes {str(shape)[:40]} and {tuple(outputs.shape)}")
+    return Example(shape, str(given["dtype"]), float(given["low"]), float(given["high"])), outputs
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 1 << 24  # bytes hashed at a time
+LONGEST = 300  # characters of a reader's own message, which may quote the file
 
 
 @contextmanager
@@ -124,6 +125,19 @@ def append_line(path: Path, line: str) -> None:
 
 
 @contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Convert system errors inside the block to an `EnfoldError` about a file that is missing or cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # of a decompressor
+            raise
+        raise EnfoldError(
+            f"'{path}' must be a readable file, but it is not ({os.strerror(error.errno)}): check the path"
+        ) from error
+
+
+@contextmanager
 def parsing(path: Path, what: str, remedy: str) -> Iterator[None]:
     """Convert errors of a reader inside the block to an `EnfoldError` about a damaged file.
 
@@ -137,7 +151,8 @@ def parsing(path: Path, what: str, remedy: str) -> Iterator[None]:
     except EnfoldError:
         raise
     except Exception as error:  # readers raise anything from IndexError to struct.error
-        reason = str(error) or type(error).__name__
+        reason = " ".join((str(error) or type(error).__name__).split())
+        reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}..."
         raise EnfoldError(f"'{path}' must be {what}, but it cannot be read ({reason}): {remedy}") from error
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from enfold.errors import EnfoldError
-from enfold.io.files import sha256
+from enfold.io.files import reading, sha256
 
 FORMAT = 2
 LIBRARY = "enfold"  # `library_name` of a folder
@@ -78,10 +78,13 @@ def read_json(path: Path, largest: int) -> dict[str, Any]:
     Raises:
         EnfoldError: If the file is larger, damaged, or contains something else.
     """
-    if path.stat().st_size > largest:
-        raise EnfoldError(f"'{path}' must have at most {largest:,} bytes, got {path.stat().st_size:,}: save it again")
+    with reading(path):
+        size = path.stat().st_size
+        if size > largest:
+            raise EnfoldError(f"'{path}' must have at most {largest:,} bytes, got {size:,}: save it again")
+        stored = path.read_bytes()
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(stored.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise unreadable(path, error) from error
     if not isinstance(content, dict):

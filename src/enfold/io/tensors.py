@@ -6,12 +6,14 @@ trainers write beside the weights are replaced by placeholders: nothing of other
 
 from __future__ import annotations
 
+import mmap
 import pickle
+import pickletools
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -24,6 +26,7 @@ from enfold.io.manifest import read_json
 
 LARGEST_HEADER = 32 << 20  # bytes; 100 of each name allow 300,000 tensors
 LARGEST_INDEX = 64 << 20
+PICKLES = 5  # in a file of PyTorch before 1.6
 MODULES = ("numpy", "omegaconf", "pathlib", "argparse", "datetime")  # of values beside the weights
 VALUES = {
     *(f"builtins.{name}" for name in ("int", "float", "bool", "str", "list", "tuple", "dict")),
@@ -125,7 +128,10 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 def _read_pickle(path: Path) -> Any:
     with parsing(path, "a PyTorch checkpoint", "save it again"):
-        _require_stored(path)
+        if zipfile.is_zipfile(path):
+            _require_stored(path)
+        else:
+            _require_small_claims(path)
         try:
             placeholders = torch.serialization.safe_globals(_placeholders(path))
             with warnings.catch_warnings(action="ignore"), placeholders:  # about pickle protocols
@@ -168,14 +174,33 @@ def _placeholders(path: Path) -> list[Any]:
 
 def _require_stored(path: Path) -> None:
     """Refuse an archive that is larger inside than outside; PyTorch does not compress."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            inside = sum(each.file_size for each in archive.infolist())
-        if inside > path.stat().st_size:
-            raise EnfoldError(
-                f"'{path}' must store its tensors uncompressed, but it has {path.stat().st_size:,} bytes for "
-                f"{inside:,}: save it again with torch.save"
-            )
+    with zipfile.ZipFile(path) as archive:
+        inside = sum(each.file_size for each in archive.infolist())
+    if inside > path.stat().st_size:
+        raise EnfoldError(
+            f"'{path}' must store its tensors uncompressed, but it has {path.stat().st_size:,} bytes for "
+            f"{inside:,}: save it again with torch.save"
+        )
+
+
+def _require_small_claims(path: Path) -> None:
+    """Refuse a file of PyTorch before 1.6 with texts or tensors larger than itself, before these are allocated.
+
+    It has five pickles: a number, a version, facts about the system, the content and the order of the tensors.
+    """
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        if not size:
+            raise EOFError("it is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:  # which reads no more than there is
+            for _ in range(PICKLES):
+                if content.tell() == size:
+                    break  # another pickle, which PyTorch refuses
+                last, pickled = 0, cast("IO[bytes]", content)
+                for code, argument, _ in pickletools.genops(pickled):
+                    last = argument if type(argument) is int and "PUT" not in code.name else last
+                    if code.name == "BINPERSID" and last > size:
+                        raise ValueError(f"a tensor of it has {last:,} values in {size:,} bytes")
 
 
 def _require_bytes(content: Any, path: Path) -> None:

@@ -31,8 +31,11 @@ def as_weights(weights: Sequence[float] | Tensor | None, num_members: int) -> We
     """
     if weights is None:
         return None
-    values = [float(each) for each in weights]
     remedy = "pass one number for each member, or None for equal weights"
+    try:
+        values = [float(each) for each in weights]
+    except (TypeError, ValueError) as error:
+        raise EnfoldError(f"weights must be numbers, got {repr(weights)[:60]}: {remedy}") from error
     if len(values) != num_members:
         raise EnfoldError(f"weights must be of {num_members} members, got {len(values)} weights: {remedy}")
     wrong = [value for value in values if not 0 <= value < math.inf]

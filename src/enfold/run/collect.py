@@ -39,7 +39,14 @@ def collect(path: Path, *, label: str | None = None) -> Content:
     recipe = run.recipe()
     try:
         return _collect(run, recipe, label)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:  # a file may have any content
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        ValueError,
+    ) as error:  # a file may have any content
         raise EnfoldError(
             f"'{path}' must contain results written by enfold, but one of its files does not "
             f"({type(error).__name__}: {error}): write them again with  {recipe.command('evaluate', path)}"

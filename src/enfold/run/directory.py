@@ -143,12 +143,12 @@ class RunDirectory:
         manifest = self.read_json("run.json")
         written = manifest.get("format") if isinstance(manifest, dict) else None
         if written != FORMAT:
-            version = (
-                (manifest.get("versions") or {}).get("enfold", "unknown") if isinstance(manifest, dict) else "unknown"
-            )
+            known = manifest.get("versions") if isinstance(manifest, dict) else None
+            version = str(known.get("enfold"))[:40] if isinstance(known, dict) else "unknown"
             raise EnfoldError(
                 f"this enfold reads run directories of format {FORMAT}, but '{self.path}' was written by enfold "
-                f"{version} in format {written}: read it with that version, or run its recipe again in another folder"
+                f"{version} in format {str(written)[:40]}: read it with that version, or run its recipe again in "
+                "another folder"
             )
 
     def changed_environment(self) -> str:
@@ -181,7 +181,9 @@ class RunDirectory:
 
         The original folder of a recipe's file is its own. Paths are stored relative to the run, as both may be moved.
         """
-        made_in = [Path(os.path.normpath(self.home / each)) for each in self._manifest().get("made_in", ())]
+        stored = self._manifest().get("made_in")
+        named = [each for each in stored if isinstance(each, str)] if isinstance(stored, list) else []
+        made_in = [Path(os.path.normpath(self.home / each)) for each in named]
         return [*made_in, Path(), *([self.beside] if self.beside else []), self.home]
 
     def context(self) -> AbstractContextManager[None]:
@@ -325,7 +327,7 @@ class RunDirectory:
             with safe_open(path, "pt") as file:
                 about = json.loads((file.metadata() or {}).get("about", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-        except (SafetensorError, ValueError):  # damaged: computed again
+        except (OSError, SafetensorError, ValueError):  # damaged or removed meanwhile: computed again
             return None
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, value in tensors.items():

@@ -61,12 +61,13 @@ def task_from_dict(content: dict[str, Any] | None) -> Task | None:
     """
     if content is None:
         return None
-    name, options = content.get("name"), content.get("options")
-    kind = TASKS.get(name) or _imported_tasks().get(name)  # type: ignore[arg-type]
+    stored = content if isinstance(content, dict) else {}
+    name, options = str(stored.get("name")), stored.get("options")
+    kind = TASKS.get(name) or _imported_tasks().get(name)
     if kind is None or not isinstance(options, dict):
         raise EnfoldError(
             f"task must be one of {', '.join(TASKS)} with its options, or a task whose class is imported, got "
-            f"{content!r}: import the class first"
+            f"{repr(content)[:100]}: import the class first"
         )
     return kind(**check_arguments(kind, options))
 

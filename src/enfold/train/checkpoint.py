@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from enfold.errors import EnfoldError, EnvironmentWarning, level_outside
 from enfold.io.environment import changed_environment, environment
-from enfold.io.files import atomic_path
+from enfold.io.files import atomic_path, parsing
 from enfold.io.identity import Identity, differences
 from enfold.train.history import History
 from enfold.train.optimize import Optimizer
 from enfold.train.selection import Selection
 from enfold.train.weight_average import WeightAverage
+
+REMEDY = "delete it"
 
 
 @dataclass
@@ -122,10 +124,12 @@ class Checkpoint:
     """The stored state of a training.
 
     Args:
+        path: Its file.
         progress: History, selection and scaler.
         tensors: Parameters, selected parameters and the state of the optimizer.
     """
 
+    path: Path
     progress: dict[str, Any]
     tensors: dict[str, Tensor]
 
@@ -133,13 +137,16 @@ class Checkpoint:
     def place(self) -> Place:
         """The position in the epoch after the last complete one."""
         found = {key.partition("/")[2]: each for key, each in self.tensors.items() if key.startswith("place/")}
-        return Place.from_tensors(found)
+        with parsing(self.path, "the checkpoint of this training", REMEDY):
+            return Place.from_tensors(found)
 
-    def warn_of_environment(self, path: Path, model: nn.Module) -> None:
+    def warn_of_environment(self, model: nn.Module) -> None:
         """Warn if the training continues with other threads, another processor, PyTorch or engine."""
         changed = changed_environment(self.progress.get("environment"), training_environment(model))
         if changed:
-            warnings.warn(f"'{path}' was written with other {changed}", EnvironmentWarning, stacklevel=level_outside())
+            warnings.warn(
+                f"'{self.path}' was written with other {changed}", EnvironmentWarning, stacklevel=level_outside()
+            )
 
     def restore(
         self,
@@ -157,7 +164,21 @@ class Checkpoint:
             selection: The best parameters so far.
             scaler: The gradient scaler.
             average: The average of the weights; None for none.
+
+        Raises:
+            EnfoldError: If the state does not fit.
         """
+        with parsing(self.path, "the checkpoint of this training", REMEDY):
+            return self._restore(model, optimizer, selection, scaler, average)
+
+    def _restore(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        selection: Selection,
+        scaler: torch.amp.GradScaler,
+        average: WeightAverage | None,
+    ) -> History:
         groups: dict[str, dict[str, Tensor]] = {
             name: {} for name in ("model", "chosen", "optimizer", "average", "place")
         }
@@ -182,21 +203,16 @@ def read_checkpoint(path: Path, identity: Identity) -> Checkpoint:
     Raises:
         EnfoldError: If the file cannot be read, or belongs to a training with another identity.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            progress: dict[str, Any] = json.loads((file.metadata() or {}).get("progress", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-    except SafetensorError as error:
-        raise EnfoldError(
-            f"checkpoint must be a training checkpoint, but '{path}' cannot be read ({error}): delete it"
-        ) from error
-    changed = differences(progress.get("identity", {}), identity)
+    with parsing(path, "a training checkpoint", REMEDY), safe_open(path, "pt") as file:
+        progress: dict[str, Any] = dict(json.loads((file.metadata() or {}).get("progress", "{}")))
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        changed = differences(dict(progress.get("identity", {})), identity)
     if changed:
         raise EnfoldError(
             f"checkpoint must belong to the same training, but '{path}' was written with different "
             f"{', '.join(changed)}: restore these, delete the file, or choose another"
         )
-    return Checkpoint(progress, tensors)
+    return Checkpoint(path, progress, tensors)
 
 
 def stored_history(path: Path) -> History | None:

@@ -41,6 +41,7 @@ from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import Place, read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig, as_config
+from enfold.train.data_parallel import DataParallel
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
 from enfold.train.objective import HasDivergence, Objective, StepContext, default_loss
@@ -162,6 +163,8 @@ class Fit:
         num_members = trained_members(model)
         self.task = as_task(config.task)
         self.objective = objective or default_loss(config, num_members)
+        self.processes = DataParallel.current()
+        self.processes.share(model)
         self.members = range(config.first_member, config.first_member + num_members)
         own = config.order != "shared" and isinstance(data.train, Split)
         if own and num_members > 1 and not (isinstance(model, Ensemble) and model.is_expandable):
@@ -179,7 +182,7 @@ class Fit:
         self.optimizer = Optimizer(model, config)
         self.selection = Selection(model, config.patience)
         self.average = WeightAverage(self.model, config.ema)
-        self.history, self.place, self.stop = History(), Place(), Stop()
+        self.history, self.place, self.stop, self.agreed = History(), Place(), Stop(), False
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
         self.has_validation_targets = has_targets(data.val)
         self.chooses = config.select == "best" and has_examples(data.val)
@@ -230,8 +233,7 @@ class Fit:
         if isinstance(self.model, Ensemble):
             self.model.on_fit_start(self.data, self.config)
         if stored is not None:
-            assert self.checkpoint is not None  # noqa: S101 - it was read
-            stored.warn_of_environment(self.checkpoint, self.model)
+            stored.warn_of_environment(self.model)
             self.history = stored.restore(self.model, self.optimizer, self.selection, self.scaler, self.average)
             self.place = stored.place
         steps = self.order.steps(self.data.train)
@@ -239,7 +241,10 @@ class Fit:
         done = (steps or 0) * len(self.history.epochs) + len(self.place.sizes)
         if log:
             log.log_settings(self._describe(title))
-        shown, stopping = progress(title, total, done=done, quiet=quiet), nullcontext(Stop())
+        shown, stopping = (
+            progress(title, total, done=done, quiet=quiet or not self.processes.is_first),
+            nullcontext(Stop()),
+        )
         with (
             stopping if self.checkpoint is None else stops_by_itself() as self.stop,
             shown as bar,
@@ -289,6 +294,7 @@ class Fit:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.config.seed, "loader", epoch))  # for loaders that shuffle
             place = self._batches(epoch, bar, started)
+        self.processes.synchronize(self.model)
         steps = len(place.sizes)
         bar.advance((self.order.steps(self.data.train) or steps) - steps)  # dropped batches
         with self.average.use_averages():
@@ -303,9 +309,14 @@ class Fit:
         if self.checkpoint is not None:
             self._save(self.checkpoint)
         bar.say(_summary(record, self.config.epochs, self.history))
-        if self.stop.is_requested:
+        if self._stops:
             raise KeyboardInterrupt
         return record
+
+    @property
+    def _stops(self) -> bool:
+        """Whether the training was asked to stop; several processes stop after the same batch."""
+        return self.stop.is_requested if self.processes.size == 1 else self.agreed
 
     def _batches(self, epoch: int, bar: ProgressBar, started: float) -> Place:
         """Train on the batches of an epoch that are not done, and return their losses; stop between two if asked to."""
@@ -319,7 +330,7 @@ class Fit:
             place.losses.append(self._step(batch.to(self.config.device), epoch, number))
             place.sizes.append(len(batch))
             bar.advance(1)
-            if self.stop.is_requested and self.checkpoint is not None:
+            if self._stops and self.checkpoint is not None:
                 place.generator, place.seconds = torch.get_rng_state(), before + time.perf_counter() - started
                 self._save(self.checkpoint, place)
                 raise KeyboardInterrupt
@@ -327,14 +338,19 @@ class Fit:
 
     def _save(self, file: Path, place: Place | None = None) -> None:
         parts = (self.model, self.optimizer, self.selection, self.scaler, self.history)
-        save_checkpoint(file, *parts, self.identity, self.average, place)
+        if self.processes.is_first:
+            save_checkpoint(file, *parts, self.identity, self.average, place)
+        self.processes.wait()
 
     def _store(self, epoch: int) -> None:
-        if self.trajectory is not None and self.trajectory.includes(epoch, self.config.epochs):
+        includes = self.trajectory is not None and self.trajectory.includes(epoch, self.config.epochs)
+        if self.trajectory is not None and includes and self.processes.is_first:
             self.trajectory.store(self.model, epoch, self.identity)
 
     def _step(self, batch: Batch, epoch: int, number: int) -> torch.Tensor:
-        noise = [derive(self.config.seed, "noise", member, epoch, number) for member in self.members]
+        batch, share = self.processes.part(batch)
+        rank = (self.processes.rank,) if self.processes.rank else ()  # the first draws what a single process draws
+        noise = [derive(self.config.seed, "noise", member, epoch, number, *rank) for member in self.members]
         context = StepContext(derive(self.config.seed, "moment", epoch, number), self._progress(epoch, number))
         try:
             with several_examples():
@@ -345,6 +361,7 @@ class Fit:
             if not number:
                 refuse_shape(self.model, batch.inputs[0] if batch.own else batch.inputs, error)
             raise
+        losses, self.agreed = self.processes.reduce(self.model, losses, share, stop=self.stop.is_requested)
         if not bool(torch.isfinite(losses).all()):
             member = int((~torch.isfinite(losses)).nonzero()[0])
             index = self.members[member] if len(losses) == len(self.members) else member

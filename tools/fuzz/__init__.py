@@ -1,0 +1,1 @@
+"""Fuzzing of everything that enfold reads: `python -m tools.fuzz`, or `make fuzz`."""
