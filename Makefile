@@ -58,6 +58,7 @@ check: $(READY) ## format, lint, types, layers, spelling, generated files, store
 	$(BIN)/typos
 	$(BIN)/python tools/make_method_names.py --check
 	$(BIN)/python tools/make_methods_page.py --check
+	$(BIN)/python tools/draw_readme_figure.py --check
 	$(MAKE) --no-print-directory results test pages docs
 
 install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions
