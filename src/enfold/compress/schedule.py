@@ -45,7 +45,7 @@ def make_rounds(num_routes: int, epochs: int) -> list[Round]:
     first = max(1, epochs // FIRST)
     if num_routes <= FEW or first == short:
         return [Round(short, 1)]
-    return [Round(first, max(2, math.ceil(num_routes / KEPT))), Round(short, 1)]
+    return [Round(first, max(FEW - 1, math.ceil(num_routes / KEPT))), Round(short, 1)]
 
 
 def count_epochs(efforts: Sequence[float], epochs: int, controls: int) -> float:
