@@ -1,8 +1,8 @@
 """Rounds of a search: many routes are trained for a few epochs, fewer for more epochs, and one for all epochs.
 
 Each round trains its routes from the beginning, because a cosine schedule depends on its length. All routes are
-compared after a few epochs, and the better third enters the next round (successive halving; K. Jamieson, A. Talwalkar,
-Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016).
+compared after a few epochs, and the better third, at least four, enters the next round (successive halving;
+K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016).
 """
 
 from __future__ import annotations
