@@ -167,9 +167,12 @@ def list_notes(content: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"`{content['command']}`, {content['seconds'] / 60:.0f} minutes of one core for what was not shared."
         )
-        short = [row["row"] for row in content.get("rows", ()) if _count_seeds(row) < len(content["seeds"])]
-        if short:
-            notes.append(f"Fewer than {len(content['seeds'])} seeds: {', '.join(short)}.")
+        counts = {row["row"]: _count_seeds(row) for row in content.get("rows", ())}
+        fewer = [f"{name} ({count})" for name, count in counts.items() if count < len(content["seeds"])]
+        if fewer:
+            notes.append(f"Fewer than {len(content['seeds'])} seeds: {', '.join(fewer)}.")
+        if 1 in counts.values():
+            notes.append("Intervals of one seed are those of the test set.")
     if content.get("only"):
         notes.append(f"Only these runs: {', '.join(content['only'])}.")
     if content["changes"]:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 WITHIN = (
@@ -29,10 +30,23 @@ class EnfoldError(ValueError):
 
 
 class MissingExtra(EnfoldError, ImportError):
-    """An optional package is needed and not installed."""
+    """An optional package is needed, and not installed, or it cannot be imported."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package '{package}': install it with  pip install 'enfold[{extra}]'")
+        remedy = f"install it with  pip install 'enfold[{extra}]'"
+        if (failure := sys.exc_info()[1]) is not None and _is_installed(package):
+            while (cause := failure.__cause__ or failure.__context__) is not None:
+                failure = cause
+            reason = " ".join(f"{type(failure).__name__}: {failure}".split())[:200]
+            remedy = f"it is installed, but cannot be imported ({reason}); repair the package that this names"
+        super().__init__(f"{purpose} needs the package '{package}': {remedy}")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 class UserCodeError(EnfoldError):

@@ -69,10 +69,10 @@ def images(name: str, train: int, val: int) -> Callable[[int], Data]:
 
 def friedman(seed: int) -> Data:
     """Return the first Friedman function with noise (10 features, of which 5 matter), standardized."""
-    inputs, values = make_friedman1(8000, noise=1.0, random_state=seed)
-    inputs, values = (inputs - inputs[:1000].mean(0)) / inputs[:1000].std(0), values - values[:1000].mean()
-    values = values / values[:1000].std()
-    rows = np.split(np.arange(8000), (1000, 3000))
+    inputs, values = make_friedman1(9000, noise=1.0, random_state=seed)
+    inputs, values = (inputs - inputs[:2000].mean(0)) / inputs[:2000].std(0), values - values[:2000].mean()
+    values = values / values[:2000].std()
+    rows = np.split(np.arange(9000), (2000, 4000))
     return as_data(*((inputs[part].astype("float32"), values[part].astype("float32")) for part in rows))
 
 
@@ -92,19 +92,19 @@ GAUSSIAN = Regression(head="gaussian", variance="softplus")
 
 SETTINGS: dict[str, Setting] = {
     "mlp": Setting(
-        "MLP (784-128-128-10) on Fashion-MNIST, 5,000 images",
-        images("fashion-mnist", 5000, 2000),
-        {"name": "mlp", "widths": [128, 128]},
-        TrainConfig(epochs=40, batch_size=128, lr=1e-3, select="last"),
+        "MLP (784-256-256-10) on Fashion-MNIST, 10,000 images",
+        images("fashion-mnist", 10_000, 2000),
+        {"name": "mlp", "widths": [256, 256]},
+        TrainConfig(epochs=50, batch_size=128, lr=1e-3, select="last"),
         {"lr": 1e-3},
         stacked=True,
     ),
     "friedman": Setting(
-        "MLP (10-64-64) with a Gaussian head on the Friedman function, 1,000 rows",
+        "MLP (10-64-64) with a Gaussian head on the Friedman function, 2,000 rows",
         friedman,
         {"name": "mlp", "widths": [64, 64]},
-        TrainConfig(epochs=200, batch_size=50, lr=1e-3, select="last", task=GAUSSIAN),
-        {"lr": 1e-3},
+        TrainConfig(epochs=60, batch_size=50, lr=2e-3, select="last", task=GAUSSIAN),
+        {"lr": 2e-3},
         outputs=2,
         stacked=True,
     ),

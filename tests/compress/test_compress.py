@@ -11,6 +11,8 @@ import enfold
 from enfold import EnfoldError
 from enfold.compress.limits import parse_budget, parse_time
 from enfold.compress.runner import Work
+from enfold.compress.scores import calibrated_nll, rank
+from enfold.metrics import Predictions, nll
 
 from .helpers import SETTINGS, TRAIN, VAL, make
 
@@ -229,3 +231,30 @@ def test_the_remaining_time_is_that_of_the_trainings_that_are_not_done():
     assert work.left() == pytest.approx(15.0)
     work.finish(5, seconds=9.0)
     assert work.left() is None
+
+
+# Choice
+
+
+def test_networks_are_ranked_before_and_after_calibration():
+    assert rank({"nll": 1.0, "cnll": 0.8}, "nll") == pytest.approx(0.9)
+    assert rank({"nll": 1.0}, "nll") == 1.0
+    assert rank({"mse": 2.0, "nll": 1.0, "cnll": 0.8}, "mse") == 2.0
+
+
+def test_the_calibrated_nll_does_not_depend_on_the_temperature():
+    logits, labels = torch.randn(400, 3, generator=torch.Generator().manual_seed(0)), torch.arange(400) % 3
+    logits[torch.arange(400), labels] += 1.0
+    one, hot = (Predictions(torch.log_softmax(scale * logits, -1)[None], labels) for scale in (1.0, 4.0))
+    assert nll(hot) > nll(one) + 0.2
+    assert calibrated_nll(hot) == pytest.approx(calibrated_nll(one), rel=1e-3)
+    assert calibrated_nll(one) == pytest.approx(nll(one), rel=0.02)
+    assert calibrated_nll(one.select(torch.arange(20))) is None
+
+
+def test_the_choice_is_the_best_of_those_that_are_not_worse_than_the_control(result):
+    alone = [trial for trial in result.trials if trial.kind == "control" or trial.name == "best member"]
+    most = min(trial.scores["nll"] for trial in alone)
+    allowed = [trial for trial in result.trials if trial.is_candidate and trial.scores["nll"] <= most]
+    assert rank(result.chosen.scores, "nll") == min(rank(trial.scores, "nll") for trial in allowed)
+    assert "cnll" in result.header

@@ -104,6 +104,12 @@ def test_samples_of_dropout_are_refused_by_name(tmp_path):
         ({"outputs": "logits"}, "outputs"),
         ({"task": "ranking"}, "task"),
         ({"opset": 9}, "opset"),
+        ({"dynamic_axes": {"input": [1]}}, "dynamic_axes"),
+        ({"dynamic_axes": {"x": {1: "tokens"}}}, "names of inputs, input, got 'x'"),
+        ({"dynamic_axes": {"input": {0: "tokens"}}}, "axes of 'input' from 1 to 1, got 0"),
+        ({"dynamic_axes": {"input": {1: "batch"}}}, "got 'batch'"),
+        ({"dynamic_axes": {"input": {1: "tokens"}}}, "half and three quarters of tokens"),
+        ({"dynamic_axes": {"input": {1: "tokens"}}, "example": ROWS[:, :3]}, "at least 4"),
     ],
 )
 def test_wrong_arguments_are_named(change, named, tmp_path):

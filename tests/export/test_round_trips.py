@@ -258,9 +258,77 @@ def test_an_encoder_of_transformers_takes_its_dictionary(format, tmp_path):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_texts_of_any_length(format, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3
+    )
+    torch.manual_seed(0)
+    network = transformers.BertForTokenClassification(config).eval()
+    example = {"input_ids": torch.randint(50, (4, 12)), "attention_mask": torch.ones(4, 12, dtype=torch.long)}
+    axes = {name: {1: "tokens"} for name in example}
+    result = enfold.export(network, tmp_path / f"bert.{format}", example, dynamic_axes=axes)
+    assert result.inputs["input_ids"]["shape"] == ["batch", "tokens"]
+    assert result.outputs["outputs"]["shape"] == ["batch", "tokens", 3]
+    if format == "onnx":
+        entry = ort.InferenceSession(result.path, providers=["CPUExecutionProvider"]).get_inputs()[1]
+        assert entry.shape == ["batch", "tokens"]
+    for size, length in ((1, 7), (3, 30), (12, 5)):
+        ids, mask = torch.randint(50, (size, length)), torch.ones(size, length, dtype=torch.long)
+        mask[:, length - 2 :] = 0
+        with torch.no_grad():
+            expected = network(ids, attention_mask=mask).logits
+        assert torch.allclose(run(result.path, [ids, mask])["outputs"], expected, rtol=0, atol=1e-4)
+
+
+def test_images_of_any_size(tmp_path):
+    torch.manual_seed(0)
+    network = cnn().eval()
+    axes = {"input": {2: "height", 3: "width"}}
+    result = enfold.export(network, tmp_path / "cnn.pt2", torch.randn(4, 1, 16, 16), dynamic_axes=axes)
+    assert result.inputs["input"]["shape"] == ["batch", 1, "height", "width"]
+    assert result.outputs["outputs"]["shape"] == ["batch", 5]
+    whole = UNet().eval()
+    path = tmp_path / "unet.pt2"
+    found = enfold.export(whole, path, torch.randn(4, 1, 16, 16), dynamic_axes=axes).outputs["outputs"]["shape"]
+    assert found == ["batch", 3, "height", "width"]
+    images = torch.randn(7, 1, 14, 22)
+    assert torch.allclose(run(path, [images])["outputs"], whole(images), rtol=0, atol=1e-4)
+    assert torch.allclose(run(result.path, [images])["outputs"], network(images), rtol=0, atol=1e-4)
+
+
 def named(ensemble, ids, mask):
     found = ensemble.predict(input_ids=ids, attention_mask=mask)
     return {"probabilities": found.mean, "entropy": found.entropy, "mutual_information": found.mutual_information}
+
+
+class UNet(nn.Module):
+    """Two levels with a skip connection: (B, 1, H, W) -> (B, 3, H, W)."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.down = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 16, 3, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(16, 3, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 8)
+
+    def forward(self, image):
+        first = self.norm(self.first(image)).relu()
+        below = self.down(nn.functional.max_pool2d(first, 2)).relu()
+        return self.last(torch.cat([first, self.up(below)], 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_unet_has_classes_of_pixels(format, tmp_path):
+    torch.manual_seed(0)
+    ensemble = enfold.DeepEnsemble(UNet, 2).eval()
+    ensemble.task = Classification(class_axis=1)
+    result = enfold.export(ensemble, tmp_path / f"unet.{format}", torch.randn(3, 1, 16, 16))
+    assert result.outputs["probabilities"]["shape"] == ["batch", 3, 16, 16]
+    assert result.outputs["mutual_information"]["shape"] == ["batch", 16, 16]
+    require_equal(result.path, classes(ensemble), torch.randn(3, 1, 16, 16))
 
 
 @pytest.mark.slow
@@ -275,6 +343,18 @@ def test_a_unet_of_monai_has_probabilities_of_pixels(format, tmp_path):
     assert result.outputs["probabilities"]["shape"] == ["batch", 3, 16, 16]
     assert result.outputs["entropy"]["shape"] == ["batch", 16, 16]
     require_equal(result.path, classes(ensemble), example)
+
+
+def test_a_trained_network_and_a_student_export_logits(tmp_path):
+    """They remember the task that they were trained for."""
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(32, 12), torch.arange(32) % 5
+    ensemble = enfold.DeepEnsemble(mlp, 2)
+    enfold.fit(ensemble, (inputs, labels), epochs=1, quiet=True)
+    student = enfold.distill(ensemble, (inputs, labels), epochs=1, quiet=True)
+    for network in (student, ensemble.member(0)):
+        result = enfold.export(network, tmp_path / "net.pt2", inputs)
+        assert list(result.outputs) == ["logits"]
 
 
 def test_bytes_are_normalised_in_the_graph(tmp_path):

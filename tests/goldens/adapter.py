@@ -674,7 +674,7 @@ def exactly_seeded() -> Iterator[None]:
         yield
 
 
-DEMO_ROWS = {"mean member": "mean_member", "distill": "kd", "distill-fresh": "kd+fresh"}  # others as they are
+DEMO_ROWS = {"mean member": "mean_member"}  # others as they are
 DEMO_SCORES = ("accuracy", "nll", "brier", "ece", "temperature", "cnll")
 
 

@@ -67,6 +67,8 @@ def _common(setting: Setting, expensive: bool) -> Iterator[Route]:
         yield Route(f"{name} + labels", "and labels, half each", loss=both, is_out_of_fold=True)
     yield Route("distill + labels", "predictions and labels, half each", loss=both)
     if real and setting.task.is_categorical:
+        if _num_axes(setting.data) == 4:
+            yield Route("distill + cutmix + labels", "the same with labels", loss=both, perturb=CutMix())
         yield Route("distill + mixup + labels", "mixtures, predictions and labels", loss=both, perturb=Mixup())
     step = noise_step(setting.data) if real else None
     if step is not None:

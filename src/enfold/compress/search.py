@@ -24,7 +24,7 @@ from enfold.compress.result import Compression, Trial
 from enfold.compress.routes import Route, Setting
 from enfold.compress.runner import OutOfTime, Runner
 from enfold.compress.schedule import LONG, count_epochs, make_rounds, plan_epochs
-from enfold.compress.scores import Scores, all_scores
+from enfold.compress.scores import CALIBRATED, Scores, all_scores, rank
 from enfold.compress.store import checkpoint_of
 from enfold.data import Data
 from enfold.data.content import content
@@ -322,7 +322,8 @@ class Search:
         """Return the best merge if it is closer to a member than to chance, as a start of a distillation."""
         merges = [trial for trial in self._candidates() if trial.kind == "merge"]
         best = min(merges, key=lambda trial: self._loss(trial, setting), default=None)
-        if best is None or self._loss(best, setting) > CLOSE * setting.diagnosis.mean_member:
+        criterion = setting.diagnosis.criterion
+        if best is None or best.scores.get(criterion, math.inf) > CLOSE * setting.diagnosis.mean_member:
             return None
         return best.network
 
@@ -351,19 +352,23 @@ class Search:
         return [trial for trial in self.runner.trials if trial.is_candidate]
 
     def _loss(self, trial: Trial, setting: Setting) -> float:
-        return trial.scores.get(setting.diagnosis.criterion, float("inf"))
+        return rank(trial.scores, setting.diagnosis.criterion)
 
     def _choose(self, diagnosis: Diagnosis, found: RowPredictions, longer: int) -> Compression:
         candidates, runner = self._candidates(), self.runner
         if not candidates:
             self._refuse()
-        chosen = min(candidates, key=lambda trial: (trial.scores.get(diagnosis.criterion, math.inf), trial.cost))
+        name = diagnosis.criterion
+        alone = [trial for trial in candidates if trial.kind == "control" or trial.name == "best member"]
+        most = min((trial.scores.get(name, math.inf) for trial in alone), default=math.inf)
+        allowed = [trial for trial in candidates if trial.scores.get(name, math.inf) <= most] or candidates
+        chosen = min(allowed, key=lambda trial: (rank(trial.scores, name), trial.cost))
         runner.log.log_settings({"recommended": chosen.name})
         return Compression(
             chosen,
             runner.trials,
             diagnosis,
-            found.headline,
+            (*found.headline, *([CALIBRATED] if CALIBRATED in chosen.scores and "nll" in found.headline else [])),
             frozenset(name for name, metric in metrics_for(found).items() if metric.unit == "%"),
             runner.budget,
             runner.memory,

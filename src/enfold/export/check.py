@@ -11,7 +11,7 @@ from torch import Tensor
 
 from enfold.errors import EnfoldError
 from enfold.export.runtime import Run
-from enfold.export.signature import Signature
+from enfold.export.signature import Signature, spec
 
 SIZES = (1, 3, 5, 13, 8)  # of which the first three are used that the source accepts
 NUMBER = 3
@@ -47,6 +47,20 @@ class Reference:
     outputs: list[dict[str, Tensor]]
     class_axis: int | None
 
+    def describe(self, signature: Signature) -> dict[str, dict[str, Any]]:
+        """Return the type and the shape of each output; an axis that varies has the name of the inputs' axis."""
+        lengths = [signature.lengths(batch) for batch in self.batches]
+        found = {}
+        for name, last in self.outputs[-1].items():
+            axes = {}
+            for axis in range(1, last.ndim):
+                sizes = [outputs[name].shape[axis] for outputs in self.outputs]
+                if len(set(sizes)) > 1:
+                    fitting = [each for each in lengths[0] if [length[each] for length in lengths] == sizes]
+                    axes[axis] = fitting[0] if fitting else "varies"
+            found[name] = spec(last, axes)
+        return found
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of examples of each batch."""
@@ -64,8 +78,8 @@ def make_reference(
     batches: list[list[Tensor]] = []
     outputs: list[dict[str, Tensor]] = []
     failure: Exception | None = None
-    for size in SIZES:
-        values = signature.batch(size)
+    for step, size in enumerate(SIZES):
+        values = signature.batch(size, step)
         try:
             found = source([value.clone() for value in values])
         except EnfoldError:
@@ -78,8 +92,9 @@ def make_reference(
         if len(batches) == NUMBER:
             break
     if len(batches) < NUMBER:
+        varied = f" for half and three quarters of {', '.join(signature.lengths(values))}" if signature.axes else ""
         raise EnfoldError(
-            f"example must be inputs that the model takes, but it fails ({type(failure).__name__}: "
+            f"example must be inputs that the model takes{varied}, but it fails ({type(failure).__name__}: "
             f"{' '.join(str(failure).split())[:300]}): pass a batch as the network takes it"
         ) from failure
     again = source([value.clone() for value in batches[-1]])

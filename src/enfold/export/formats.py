@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,12 +53,17 @@ class Job:
     opset: int | None
     tolerance: float
 
+    @property
+    def axes(self) -> list[Mapping[int, str]]:
+        """Of each input, the axes that vary beside the first."""
+        return [self.signature.axes.get(name, {}) for name in self.signature.names]
+
     def trace(self, dtype: torch.dtype | None = None) -> torch.export.ExportedProgram:
         """Return the graph of the model; with a dtype, of a copy in half precision."""
         graph = Graph(self.model, self.signature, self.task, self.raw, self.normal)
         if dtype is not None:
             graph.members.to(dtype)
-        return trace(graph, self.signature.batch(TRACED))
+        return trace(graph, self.signature.batch(TRACED), self.axes)
 
     def write(self, path: Path) -> Comparison:
         """Write the file, and compare it."""
@@ -76,7 +81,7 @@ class Job:
             with path.open("wb") as file:
                 torch.export.save(program, file, extra_files={"enfold.json": json.dumps(self.about)})
             return compare(open_pt2(path), self.reference, tolerance, None)
-        model = to_onnx(program, list(self.about["inputs"]), list(self.about["outputs"]), self.opset)
+        model = to_onnx(program, list(self.about["inputs"]), list(self.about["outputs"]), self.opset, self.axes)
         entry = model.metadata_props.add()
         entry.key, entry.value = "enfold", json.dumps(self.about)
         path.write_bytes(model.SerializeToString())

@@ -4,7 +4,7 @@
     mean, aleatoric, epistemic                       numbers                                                      (2)
     logits or outputs                                a single network by default                                  (3)
 
-Members run one after the other: in ONNX Runtime this is as fast as stacked parameters or faster (docs/design/0014).
+Members run one after the other: in ONNX Runtime this is as fast as stacked parameters or faster (docs/design/0017).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from enfold.errors import EnfoldError
 from enfold.evaluate import score
 from enfold.export.result import Artefact
 from enfold.export.runtime import Run
-from enfold.export.signature import Signature
+from enfold.export.signature import Signature, spec
 from enfold.tasks import Binary, Classification, Multilabel, Regression, Rows, Task, as_task
 
 TIMED = (1, 128)  # examples
@@ -56,7 +56,10 @@ def batches(
 def _fit(inputs: Any, signature: Signature) -> list[Tensor]:
     """Return the tensors of a batch in the types of the graph."""
     found, wanted = tensors(inputs), tensors(signature.example)
-    if len(found) != len(wanted) or any(a.shape[1:] != b.shape[1:] for a, b in zip(found, wanted, strict=True)):
+    if len(found) != len(wanted) or not all(
+        spec(a, axes) == spec(b.to(a.dtype), axes)
+        for a, b, axes in zip(found, wanted, map(signature.axes.get, signature.names), strict=True)
+    ):
         shapes = [tuple(each.shape[1:]) for each in found]
         raise EnfoldError(
             f"examples must have the inputs of example=, {[tuple(each.shape[1:]) for each in wanted]}, got {shapes}: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from enfold.data.tree import count_examples, describe, is_container, map_tensors
 from enfold.ensemble import called_network
 from enfold.errors import EnfoldError
 
+PARTS = (0.5, 0.75, 1.0)  # of the lengths of axes that vary
+SHORTEST = 4  # length of an axis that varies
 NOISE = 0.1  # of examples that are repeated, in standard deviations
 HALF = (torch.float16, torch.bfloat16)
 
@@ -25,42 +27,67 @@ class Signature:
     Args:
         example: A batch as the network takes it; tensors in half precision are float32 in the graph.
         names: The name of each tensor, in the order of `data.tree.tensors`.
+        axes: By the name of a tensor, the names of its axes that vary beside that of the examples.
     """
 
     example: Any
     names: tuple[str, ...]
+    axes: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
 
     def rebuild(self, values: Sequence[Tensor]) -> Any:
         """Return a batch in the structure of the example from its tensors."""
         remaining: Iterator[Tensor] = iter(values)
         return map_tensors(lambda _: next(remaining), self.example)
 
-    def batch(self, size: int) -> list[Tensor]:
+    def batch(self, size: int, step: int | None = None) -> list[Tensor]:
         """Return the tensors of a batch of a size: examples, and then examples with noise.
 
         Integers are repeated unchanged, as other values may be outside of a vocabulary.
+
+        Args:
+            size: The number of examples.
+            step: A number for other lengths of the axes that vary; None for those of the example.
         """
         source = torch.Generator().manual_seed(size)
-        return [_resize(tensor.detach().cpu(), size, source) for tensor in tensors(self.example)]
+        found = [_resize(tensor.detach().cpu(), size, source) for tensor in tensors(self.example)]
+        if step is None:
+            return found
+        return [self._shorten(name, tensor, step) for name, tensor in zip(self.names, found, strict=True)]
+
+    def _shorten(self, name: str, tensor: Tensor, step: int) -> Tensor:
+        labels = list(dict.fromkeys(label for axes in self.axes.values() for label in axes.values()))
+        for axis, label in self.axes.get(name, {}).items():
+            part = PARTS[(step + labels.index(label)) % len(PARTS)]
+            tensor = tensor.narrow(axis, 0, int(part * tensor.shape[axis]))
+        return tensor.contiguous()
+
+    def lengths(self, values: Sequence[Tensor]) -> dict[str, int]:
+        """Return the lengths of the named axes in a batch."""
+        named = dict(zip(self.names, values, strict=True))
+        return {name: named[tensor].shape[axis] for tensor, axes in self.axes.items() for axis, name in axes.items()}
 
     def describe(self, values: Sequence[Tensor]) -> dict[str, dict[str, Any]]:
-        """Return the type and the shape of each input; the axis of the batch is "batch"."""
-        return {name: spec(tensor) for name, tensor in zip(self.names, values, strict=True)}
+        """Return the type and the shape of each input, with the names of axes that vary."""
+        return {name: spec(tensor, self.axes.get(name)) for name, tensor in zip(self.names, values, strict=True)}
 
 
-def spec(tensor: Tensor, batch_axis: int = 0) -> dict[str, Any]:
-    """Return the type and the shape of a tensor, with "batch" for the axis of the batch."""
-    shape: list[int | str] = list(tensor.shape)
-    if shape:
-        shape[batch_axis] = "batch"
+def spec(tensor: Tensor, axes: Mapping[int, str] | None = None) -> dict[str, Any]:
+    """Return the type and the shape of a tensor, with "batch" for the first axis, and the names of other axes."""
+    names = {0: "batch", **(axes or {})}
+    shape = [names.get(axis, size) for axis, size in enumerate(tensor.shape)]
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
 
 
-def make_signature(model: nn.Module, example: Any) -> Signature:
+def make_signature(model: nn.Module, example: Any, axes: Any = None) -> Signature:
     """Return the signature of a model for a batch of examples.
 
+    Args:
+        model: The model.
+        example: The batch.
+        axes: Axes that vary beside the first, by the name of the input: ``{"input_ids": {1: "tokens"}}``.
+
     Raises:
-        EnfoldError: If the example is missing, or not tensors with one row per example.
+        EnfoldError: If the example is missing, or not tensors with one row per example, or an axis does not exist.
     """
     if example is None:
         raise EnfoldError(
@@ -83,7 +110,33 @@ def make_signature(model: nn.Module, example: Any) -> Signature:
     names = _names(called_network(model), example)
     if len(set(names)) < len(names):
         raise EnfoldError(f"the inputs must have different names, got {', '.join(names)}: rename the keys of example")
-    return Signature(example, names)
+    return Signature(example, names, _check_axes(axes, dict(zip(names, tensors(example), strict=True))))
+
+
+def _check_axes(given: Any, inputs: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
+    """Return the axes that vary, after a check of their form."""
+    if given is None:
+        return {}
+    form = 'pass for example dynamic_axes={"input_ids": {1: "tokens"}}'
+    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) for each in given.values()):
+        raise EnfoldError(f"dynamic_axes must have the names of axes by input and number, got {given!r}: {form}")
+    lengths: dict[str, int] = {}
+    for name, axes in given.items():
+        if name not in inputs:
+            raise EnfoldError(f"dynamic_axes must have names of inputs, {', '.join(inputs)}, got {name!r}: {form}")
+        for axis, label in axes.items():
+            if not isinstance(axis, int) or not 0 < axis < inputs[name].ndim:
+                last = inputs[name].ndim - 1
+                raise EnfoldError(f"dynamic_axes must have axes of '{name}' from 1 to {last}, got {axis!r}: {form}")
+            if not str(label).isidentifier() or label == "batch":
+                raise EnfoldError(f"dynamic_axes must have names such as 'tokens', got {label!r}: {form}")
+            length = inputs[name].shape[axis]
+            if length < SHORTEST or lengths.setdefault(label, length) != length:
+                raise EnfoldError(
+                    f"example must have the same length of at least {SHORTEST} for '{label}' in all inputs, got "
+                    f"{length} in '{name}': pass longer examples, or another name for the axis"
+                )
+    return {name: dict(axes) for name, axes in given.items()}
 
 
 def _names(network: nn.Module, example: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -36,8 +36,15 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def trace(graph: nn.Module, inputs: Sequence[Tensor]) -> torch.export.ExportedProgram:
+def trace(
+    graph: nn.Module, inputs: Sequence[Tensor], axes: Sequence[Mapping[int, str]]
+) -> torch.export.ExportedProgram:
     """Return the graph of a module for any number of examples.
+
+    Args:
+        graph: The module.
+        inputs: A batch.
+        axes: Of each input, the axes that vary beside the first.
 
     Raises:
         EnfoldError: If the network cannot be traced, or is specialised to a number of examples; with the operation.
@@ -45,7 +52,8 @@ def trace(graph: nn.Module, inputs: Sequence[Tensor]) -> torch.export.ExportedPr
     batch = torch.export.Dim("batch")
     try:
         with torch.no_grad(), quiet():
-            shapes = (tuple({0: batch} for _ in inputs),)
+            free = torch.export.Dim.DYNAMIC  # its range is that of the network, such as the number of positions
+            shapes = (tuple({0: batch, **dict.fromkeys(each, free)} for each in axes),)
             return torch.export.export(graph, tuple(inputs), dynamic_shapes=shapes, strict=False)
     except EnfoldError:
         raise
@@ -63,7 +71,8 @@ def _reason(error: Exception) -> str:
     if "Constraints violated" in text or "specialized" in text:
         where = f" by '{line}'" if line else ""
         return (
-            f"but its code makes the number of examples a constant{where}: replace Python numbers such as "
+            f"but its code makes the number of examples, or an axis of dynamic_axes, a constant{where}: replace Python "
+            "numbers such as "
             "int(x.shape[0]), .tolist() or view(2, ...) by -1 or x.shape[0]"
         )
     return f"but it fails with {describe_error(error)}: change this operation of the network"
@@ -74,14 +83,21 @@ def _line(text: str) -> str | None:
     return f"{found[-1][2].strip()} (line {found[-1][1]} of {found[-1][0]})" if found else None
 
 
-def to_onnx(program: torch.export.ExportedProgram, names: Sequence[str], outputs: Sequence[str], opset: int) -> Any:
+def to_onnx(
+    program: torch.export.ExportedProgram,
+    names: Sequence[str],
+    outputs: Sequence[str],
+    opset: int,
+    axes: Sequence[Mapping[int, str]] = (),
+) -> Any:
     """Return the ONNX model of a traced graph.
 
     Args:
-        program: The traced graph.
-        names: Names of the inputs.
-        outputs: Names of the outputs.
+        program: The graph.
+        names: The names of the inputs.
+        outputs: The names of the outputs.
         opset: The version of the ONNX operators.
+        axes: Of each input, the axes that vary beside the first.
 
     Raises:
         EnfoldError: If an operation cannot be converted, with its name.
@@ -105,7 +121,21 @@ def to_onnx(program: torch.export.ExportedProgram, names: Sequence[str], outputs
     for node in [*model.graph.node, *(node for function in model.functions for node in function.node)]:
         del node.metadata_props[:]  # the names of the user's files
         node.doc_string = ""
+    _name_axes(model.graph, axes)
     return model
+
+
+def _name_axes(graph: Any, axes: Sequence[Mapping[int, str]]) -> None:
+    """Replace the symbols of the axes that vary by their names."""
+    names: dict[str, str] = {}
+    for entry, own in zip(graph.input, axes, strict=False):
+        shape = entry.type.tensor_type.shape.dim
+        labelled = {0: "batch", **own}
+        names |= {shape[axis].dim_param: name for axis, name in labelled.items() if shape[axis].dim_param}
+    for entry in (*graph.input, *graph.output, *graph.value_info):
+        for dim in entry.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
 
 
 def _unconvertible(error: Exception) -> str:

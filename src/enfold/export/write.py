@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from enfold.export.preprocess import make_preprocess
 from enfold.export.quantize import Quantize, check_quantize
 from enfold.export.result import Artefact, ExportResult
 from enfold.export.runtime import Run
-from enfold.export.signature import Signature, make_signature, spec
+from enfold.export.signature import Signature, make_signature
 from enfold.export.trace import OPSET, RECENT, require_onnx
 from enfold.io.checkpoints import require_tensors
 from enfold.io.files import atomic_path
@@ -44,6 +45,7 @@ def export(
     outputs: Kind | None = None,
     task: Any = None,
     preprocess: Any = None,
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
     opset: int = OPSET,
     tolerance: float = 1e-4,
     quantize: Quantize | None = None,
@@ -67,6 +69,9 @@ def export(
         preprocess: The normalization to include: a data set of `enfold.data`, or a pair (mean, std) of numbers or of
             one number per channel; then `example` holds inputs before it, which may be bytes. It is applied to the
             first input.
+        dynamic_axes: Axes of inputs that vary beside that of the examples, by the name of the input, such as
+            ``{"input_ids": {1: "tokens"}, "attention_mask": {1: "tokens"}}``; axes with one name have equal lengths.
+            The file is compared with the model for half, three quarters and all of their length in `example`.
         opset: The version of the ONNX operators.
         tolerance: The largest accepted difference, relative to the largest value of an output if that is above 1.
         quantize: "dynamic" or "static" for int8 (.onnx), "fp16" or "bf16" for 16 bits. The float file is compared with
@@ -99,7 +104,7 @@ def export(
         require_onnx()
         if opset < RECENT:
             raise EnfoldError(f"opset must be at least {RECENT}, got {opset}: pass a newer opset")
-    signature, normal = make_signature(model, example), make_preprocess(preprocess)
+    signature, normal = make_signature(model, example, dynamic_axes), make_preprocess(preprocess)
     source: Run = partial(source_outputs, model, task=known, raw=raw, preprocess=normal, names=signature)
     reference = make_reference(source, signature, lambda found: _class_axis(found, known, raw))
     about = _about(model, known, signature, reference)
@@ -182,7 +187,7 @@ def _about(model: nn.Module, task: Task | None, signature: Signature, reference:
         "calibrated": isinstance(model, Calibrated),
         "task": task_to_dict(task),
         "inputs": signature.describe(reference.batches[0]),
-        "outputs": {name: spec(tensor) for name, tensor in reference.outputs[0].items()},
+        "outputs": reference.describe(signature),
         "versions": versions(),
     }
 
