@@ -163,7 +163,7 @@ def _read_tar(file: Path) -> Iterator[Row]:
     """Yield the files of each example; they follow one another in the archive."""
     _require_complete(file)
     with tarfile.open(file, "r:") as archive:
-        key, row = "", {}
+        key, row = "", dict[str, Any]()
         for entry in archive:
             if not entry.isfile():
                 continue
@@ -177,7 +177,7 @@ def _read_tar(file: Path) -> Iterator[Row]:
             opened = archive.extractfile(entry)
             content = b"" if opened is None else opened.read()
             key, row[ending] = stem, int(content) if ending in TEXTS else content
-            archive.members = []  # which would grow with the archive
+            archive.members = []  # type: ignore[attr-defined] # which would grow with the archive
         if row:
             yield row
 
