@@ -58,6 +58,7 @@ check: $(READY) ## format, lint, types, layers, spelling, generated files, store
 	$(BIN)/typos
 	$(BIN)/python tools/make_method_names.py --check
 	$(BIN)/python tools/make_methods_page.py --check
+	$(BIN)/python tools/draw_readme_figure.py --check
 	$(MAKE) --no-print-directory results test pages docs
 
 install-check: ## install into an empty environment, start every verb: core, all extras, lowest versions
@@ -82,11 +83,9 @@ $(EXAMPLES): $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,examples]'
 	touch $(EXAMPLES)
 
-examples: $(EXAMPLES) ## run the examples with networks of other packages, in about two minutes
-	for file in $(filter-out examples/quality.py,$(wildcard examples/*.py)); do \
-		echo "$$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -k plain
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_notebook.py
+examples: $(EXAMPLES) ## run and check the examples and the notebook, in about two minutes on two free cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow" --durations=30 \
+		tests/test_examples.py tests/test_notebook.py
 
 ZOO := .venv-zoo/.ready
 $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt

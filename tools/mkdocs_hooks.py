@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
@@ -34,7 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Return the files of the theme, of the repository, and the generated ones."""
     docs = Path(config.docs_dir)
     theme = [each for each in files if each.src_dir is None or Path(each.src_dir) != docs]
-    own = [File(name, str(ROOT), config.site_dir, config.use_directory_urls) for name in contents.repository_files()]
+    place: Any = (str(ROOT), config.site_dir, config.use_directory_urls)
+    own = [File(name, *place, inclusion=InclusionLevel.INCLUDED) for name in contents.repository_files()]
     made = [File.generated(config, name, content=text) for name, text in contents.generated_pages().items()]
     made.append(File.generated(config, fonts.FILE, content=fonts.math_font()))
     return Files([*theme, *own, *made])
@@ -44,7 +45,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Show the reason of code that is not run, and hide what only the tests need."""
     if page.file.src_uri == "docs/methods.md":
         markdown = methods.overview(markdown)
-    return fences.for_readers(methods.link_pages(markdown))
+    markdown = contents.without_links_to_code(methods.link_pages(markdown), page.file.src_uri)
+    return fences.for_readers(markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -15,6 +17,7 @@ PATTERNS = (
     *("examples", "studies/**/*.md", "studies/**/*.png", "studies/**/*.json", "studies/**/*.yaml"),
 )
 """Files of the repository that are pages, or that pages link to or show."""
+LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\(([^)\s#:]+)(?:#[^)\s]*)?\)")
 
 
 def repository_files() -> list[str]:
@@ -31,6 +34,28 @@ def repository_files() -> list[str]:
 
 def _globs() -> list[str]:
     return [each if "*" in each or (ROOT / each).is_file() else f"{each}/**" for each in PATTERNS]
+
+
+def without_links_to_code(markdown: str, page: str) -> str:
+    """Return a page in which links to files of the repository that the site does not have are only their text.
+
+    Args:
+        markdown: The page.
+        page: Its path.
+    """
+    folder, known = Path(page).parent, site_files()
+
+    def text(link: re.Match[str]) -> str:
+        target = os.path.normpath(folder / link[2])
+        return link[1] if (ROOT / target).exists() and target not in known else link[0]
+
+    return LINK.sub(text, markdown)
+
+
+@cache
+def site_files() -> frozenset[str]:
+    """Return the paths of all files of the repository that the site has."""
+    return frozenset(repository_files())
 
 
 @cache
