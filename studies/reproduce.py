@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,6 +86,7 @@ def reproduce(options: Options, out: Path) -> dict[str, Any]:
         "seeds": list(next(iter(recipes.values())).seeds),
         "runs": {name: _describe(runs[name], recipes[name], out) for name in recipes},
         "training_accuracy": fitted,
+        "training_seconds": {name: _training_seconds(each) for name, each in made.items()} if fitted else {},
         "other_data": other_data(options, recipes),
         "substitutes": scale.substitutes,
         "figures": figures,
@@ -107,6 +109,14 @@ def _training_accuracy(runs: Sequence[SeedRun]) -> list[float]:
     """Return the mean accuracy of the members on their training images, for each seed."""
     made = [each for each in runs if each.is_done("members", "members")]
     return [mean_member(accuracy, predict(each.members(), each.data.train)) for each in made]
+
+
+def _training_seconds(runs: Sequence[SeedRun]) -> float:
+    """Return the time that all stored trainings of a run took, whichever table made them."""
+    files = [file for each in runs for file in (each.run.path / "histories").rglob("*.json")]
+    files += [file for each in runs if (file := each.run.path / "members" / "history.json").is_file()]
+    histories = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    return math.fsum(epoch["seconds"] for history in histories for epoch in history["epochs"])
 
 
 def estimate_runs(options: Options) -> dict[str, Estimate]:

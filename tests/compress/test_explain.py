@@ -33,6 +33,8 @@ def result(*trials: Trial, diagnosis: Diagnosis = DIAGNOSIS, **more) -> Compress
 
 def test_gains_far_beyond_that_of_the_ensemble_have_no_number():
     assert [shown_gain(each) for each in (260.3, 10.0, -1.5, float("nan"))] == ["> 1000 %", "1000 %", "< -100 %", "-"]
+    sentences = replace(DIAGNOSIS, calibrated_fraction=47.0).sentences()
+    assert "A temperature alone gives one member > 1000 % of the gain." in sentences
 
 
 def test_a_plot_marks_the_chosen_network():

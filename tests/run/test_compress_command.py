@@ -36,7 +36,7 @@ def test_compress_takes_checkpoints_of_another_tool(enfold, tmp_path: Path, smal
     refused = enfold(*words)
     assert refused.code == 2
     assert "--trust-code" in refused.err
-    done = enfold(*words, "--set", "lr=0.01", "--out", "shipped", "--json", "--trust-code")
+    done = enfold(*words, "--set", "lr=0.01", "--memory", "1x", "--out", "shipped", "--json", "--trust-code")
     assert done.code == 0, done.err
     assert "nets.py" in done.err
     found = json.loads(done.out)

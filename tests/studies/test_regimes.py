@@ -70,11 +70,14 @@ def test_a_row_may_be_scaled_by_its_temperature():
 def test_the_notes_state_regime_command_and_time():
     content = {
         "substitutes": {}, "scale": "laptop", "changes": [], "runs": {"r": {}}, "regime": "Members fit.",
-        "training_accuracy": {"r": [0.999, 1.0]}, "command": "python -m studies x", "seconds": 300,
+        "training_accuracy": {"r": [0.999, 1.0]}, "command": "python -m studies x",
+        "training_seconds": {"r": 240.0, "q": 60.0}, "seeds": [0, 1],
+        "rows": [{"row": "KD", "metrics": {"nll": {"ours": {"values": [1.0]}}}}],
     }  # fmt: skip
     notes = " ".join(list_notes(content))
     assert "Members fit. Accuracy of the members on training images: 99.9, 100.0 %." in notes
-    assert "`python -m studies x`, 5 minutes" in notes
+    assert "`python -m studies x`; all trainings of the run took 5 minutes." in notes
+    assert "Fewer than 2 seeds: KD (1). Intervals of one seed are those of the test set." in notes
 
 
 @pytest.mark.slow
@@ -86,6 +89,7 @@ def test_the_second_table_uses_the_networks_of_the_first_without_a_flag(studies,
     rows = {row["label"]: row for row in content["rows"]}
     assert rows["mean member + temperature"]["metrics"]["nll"]["ours"]["mean"] <= 2.4
     assert len(content["training_accuracy"]["cifar10"]) == 1
+    assert content["training_seconds"]["cifar10"] > 0
     assert content["command"] == "python -m studies distill-interpolating --scale smoke --set train.epochs=1"
     again = studies("distill-interpolating", "--out", tmp_path, "--scale", "smoke", "--set", "train.epochs=1")
     assert "add --resume" in again.err

@@ -48,6 +48,12 @@ def compress(
     student: Annotated[
         str | None, typer.Option(help="Another network to distil into: mlp, resnet20, ..., or file.py:function.")
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Largest size relative to one member, such as 1.5x; no limit by default.")
+    ] = None,
+    train_longer: Annotated[
+        bool, typer.Option("--train-longer", help="Train the members longer first if that helps a member more.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the trainings: --set lr=1e-3; `enfold methods train` lists them."),
@@ -81,12 +87,12 @@ def compress(
     given = dict(zip(OF_CHECKPOINTS, (network, data, key, task), strict=True))
     named = [name for name, value in given.items() if value is not None]
     changes = _settings(settings, epochs)
-    limits = {"budget": budget, "time": time}
+    options = {"budget": budget, "memory": memory, "time": time, "train_longer": train_longer}
     if not named and len(sources) == 1:
-        about, folder, result = _of_run(Path(sources[0]), seed, student, out, device, limits, changes, trust_code)
+        about, folder, result = _of_run(Path(sources[0]), seed, student, out, device, options, changes, trust_code)
     else:
         _check(sources, given, named, seed)
-        about, folder, result = _of_checkpoints(sources, given, student, out, device, limits, changes, trust_code)
+        about, folder, result = _of_checkpoints(sources, given, student, out, device, options, changes, trust_code)
     if as_json:
         print_json({**about, **result.as_dict()})
         return
@@ -127,7 +133,7 @@ def _of_run(
     student: str | None,
     out: Path | None,
     device: str,
-    limits: dict[str, Any],
+    options: dict[str, Any],
     changes: dict[str, Any],
     trust_code: bool,
 ) -> tuple[dict[str, Any], Path, Compression]:
@@ -143,7 +149,7 @@ def _of_run(
     folder = home("compress", chosen, out)
     make = None if student is None else chosen.network_factory(student)
     with writing(opened.path if out is None else out):
-        result = search(chosen.members(), chosen.data, student=make, folder=folder / "trials", config=config, **limits)
+        result = search(chosen.members(), chosen.data, student=make, folder=folder / "trials", config=config, **options)
         result.save(folder)
     return {"run": str(opened.path), "seed": chosen.seed}, folder, result
 
@@ -154,7 +160,7 @@ def _of_checkpoints(
     student: str | None,
     out: Path | None,
     device: str,
-    limits: dict[str, Any],
+    options: dict[str, Any],
     changes: dict[str, Any],
     trust_code: bool,
 ) -> tuple[dict[str, Any], Path, Compression]:
@@ -182,6 +188,6 @@ def _of_checkpoints(
         )
         make = None if student is None else factory(student, data.shape, number)
         stack.enter_context(writing(folder))
-        result = search(members, data, student=make, task=task, folder=folder / "trials", config=config, **limits)
+        result = search(members, data, student=make, task=task, folder=folder / "trials", config=config, **options)
         result.save(folder)
     return {"checkpoints": sources, "members": members.num_members}, folder, result

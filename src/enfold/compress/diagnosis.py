@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from enfold.compress.explain import shown_gain
 from enfold.data import Data, Split
 from enfold.engines.copying import copy_network
 from enfold.ensemble import Ensemble
@@ -121,7 +122,7 @@ class Diagnosis:
                 "longer first."
             )
         if self.calibrated_fraction is not None:
-            found.append(f"A temperature alone gives one member {100 * self.calibrated_fraction:.0f} % of the gain.")
+            found.append(f"A temperature alone gives one member {shown_gain(self.calibrated_fraction)} of the gain.")
         if self.basin is not None:
             text = str(self.basin)
             found.append(f"{text[0].upper()}{text[1:]}.")
