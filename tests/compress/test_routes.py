@@ -209,8 +209,8 @@ def test_members_are_trained_longer_on_request():
 def test_many_routes_have_two_rounds():
     assert make_rounds(1, 20) == []
     assert [(each.epochs, each.kept) for each in make_rounds(4, 20)] == [(5, 1)]
-    assert [(each.epochs, each.kept) for each in make_rounds(9, 40)] == [(5, 3), (10, 1)]
-    assert count_epochs([1.0] * 9, 40, 1) == 9 * 5 + 3 * 10 + 40 + 40
+    assert [(each.epochs, each.kept) for each in make_rounds(9, 40)] == [(5, 4), (10, 1)]
+    assert count_epochs([1.0] * 9, 40, 1) == 9 * 5 + 4 * 10 + 40 + 40
 
 
 def test_the_best_of_each_perturbation_goes_on_first():
