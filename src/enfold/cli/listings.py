@@ -40,6 +40,7 @@ PACKAGES = (  # package, extra, purpose
     ("markupsafe", "report", "the HTML report"),
     ("scikit-learn", "data", "the digits data set"),
     ("pillow", "data", "folders of images"),
+    ("pyarrow", "data", "streams of parquet files"),
     ("tensorboard", "tensorboard", "logger: tensorboard"),
     ("wandb", "wandb", "logger: wandb"),
     ("mlflow", "mlflow", "logger: mlflow"),
