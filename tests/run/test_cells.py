@@ -56,6 +56,12 @@ def test_one_block_of_all_members_is_the_usual_run(enfold, recipe_file: Path, fi
     assert digests(out) == digests(finished)
 
 
+def test_auto_measures_and_says_what_it_chose(enfold, recipe_file: Path, tmp_path: Path) -> None:
+    done = enfold("run", recipe_file, tmp_path / "out", "--executor", "auto")
+    assert done.code == 0
+    assert "3 blocks are trained in this process: estimated" in done.err
+
+
 def test_a_repeated_shard_costs_nothing(enfold, recipe_file: Path, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out"
     assert enfold("run", recipe_file, out, "--shard", "1/1").code == 0

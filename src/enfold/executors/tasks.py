@@ -6,7 +6,6 @@ checkpoint; an error is deterministic and never repeated; if memory is exhausted
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 import warnings
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from enfold.errors import EnfoldError, level_outside
 from enfold.executors.parallel import Parallel
 from enfold.executors.store import Store
-from enfold.progress import printable, progress
+from enfold.progress import announce, progress
 
 EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
@@ -156,7 +155,7 @@ class _Run:
         return None
 
     def say(self, text: str) -> None:
-        print(printable(f"{self.title}: {text}"), file=sys.stderr, flush=True)
+        announce(f"{self.title}: {text}")
 
 
 def _call(function: Callable[..., None], store: Store, *arguments: Any) -> _Outcome:
