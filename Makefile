@@ -75,6 +75,8 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/matching.py --large
 	$(BIN)/python bench/landscape.py
 	$(BIN)/python bench/report.py
+	$(BIN)/python bench/export.py
+	$(BIN)/python bench/serving.py
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/streams.py
 
