@@ -75,17 +75,19 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/matching.py --large
 	$(BIN)/python bench/landscape.py
 	$(BIN)/python bench/report.py
+	$(BIN)/python bench/export.py
+	$(BIN)/python bench/serving.py
+	$(BIN)/python bench/scale.py
+	$(BIN)/python bench/streams.py
 
 EXAMPLES := .venv/.examples
 $(EXAMPLES): $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,examples]'
 	touch $(EXAMPLES)
 
-examples: $(EXAMPLES) ## run the examples with networks of other packages, in about two minutes
-	for file in $(filter-out examples/quality.py,$(wildcard examples/*.py)); do \
-		echo "$$file"; OMP_NUM_THREADS=1 $(BIN)/python $$file || exit 1; done
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_examples.py -k plain
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow tests/test_notebook.py
+examples: $(EXAMPLES) ## run and check the examples and the notebook, in about two minutes on two free cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow" --durations=30 \
+		tests/test_examples.py tests/test_notebook.py
 
 ZOO := .venv-zoo/.ready
 $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt

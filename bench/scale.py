@@ -1,6 +1,7 @@
 """Members per hour and overhead per task: one process, blocks in it, two processes, Ray.
 
-Writes results/bench-scale.json. Shared machines give wide quartiles: the load average is recorded beside them.
+Writes results/bench-scale.json, with the load average. On a busy machine set OMP_NUM_THREADS=1: threads that wait for
+each other take many times as long there.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from studies.measured import clipping_table, merging_table, speed_table, third_p
 from studies.ood.severity import severity_table
 from studies.permavg import grid
 from studies.rows import COLUMNS, OOD_COLUMNS, OOD_SCORES, OOD_TITLES, RUN_TITLES, TITLES, Column
-from studies.tables import MARKS, count_published, count_verdicts, list_notes
+from studies.tables import MARKS, count_published, count_seeds, count_verdicts, list_notes
 
 ROOT = Path(__file__).parent.parent
 MARK = re.compile(r"(<!-- (\w+) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -154,6 +154,8 @@ def overview(contents: Sequence[Content]) -> str:
         link = f"[{content['date']}]({paper}/results/{name}.json)"
         texts = [f"[{name}]({paper}/README.md#{name})", content["title"], "; ".join(data), "; ".join(networks)]
         seeds = sorted({len(run.get("seeds", content["seeds"])) for run in runs})
+        if content.get("regime"):  # may be evaluated before all seeds are made
+            seeds = sorted({count_seeds(row) for row in content["rows"]} - {0})
         lines.append([*texts, " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), *counts, link])
     return make_table(lines, left=4)
 

@@ -164,10 +164,9 @@ def list_notes(content: Mapping[str, Any]) -> list[str]:
     if content.get("regime"):
         accuracies = [f"{100 * each:.1f}" for of_run in content["training_accuracy"].values() for each in of_run]
         notes.append(f"{content['regime']} Accuracy of the members on training images: {', '.join(accuracies)} %.")
-        notes.append(
-            f"`{content['command']}`, {content['seconds'] / 60:.0f} minutes of one core for what was not shared."
-        )
-        counts = {row["row"]: _count_seeds(row) for row in content.get("rows", ())}
+        minutes = sum(content["training_seconds"].values()) / 60
+        notes.append(f"`{content['command']}`; all trainings of the run took {minutes:.0f} minutes.")
+        counts = {row["row"]: count_seeds(row) for row in content.get("rows", ())}
         fewer = [f"{name} ({count})" for name, count in counts.items() if count < len(content["seeds"])]
         if fewer:
             notes.append(f"Fewer than {len(content['seeds'])} seeds: {', '.join(fewer)}.")
@@ -180,7 +179,7 @@ def list_notes(content: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def _count_seeds(row: Mapping[str, Any]) -> int:
+def count_seeds(row: Mapping[str, Any]) -> int:
     """Return the smallest number of seeds of the row's metrics."""
     counts = [len(value["ours"]["values"]) for value in row["metrics"].values() if value["ours"] is not None]
     return min(counts, default=0)

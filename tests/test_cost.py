@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -22,6 +20,7 @@ from enfold.engines.skeleton import State
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.networks import MLP, MediumCNN, ViT
+from fresh import run_python
 
 
 class Two(Ensemble):
@@ -257,7 +256,7 @@ def test_peak_memory_of_an_unsupported_device() -> None:
 
 def test_peak_memory_prints_nothing() -> None:
     code = "import torch; from enfold.cost import peak_memory; print(peak_memory(lambda: torch.empty(10)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python(code, check=True)
     assert (done.stdout, done.stderr) == ("40\n", "")
 
 

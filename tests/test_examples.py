@@ -43,6 +43,7 @@ def load_example(name: str):
     return module
 
 
+@pytest.mark.slow  # `make examples`
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_runs(name, tmp_path):

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from fresh import run_python
+
 OPTIONAL = (
     "PIL",
     "hypothesis",
@@ -31,20 +33,14 @@ print(json.dumps({"torch": before, "enfold": time.process_time(), "modules": sor
 """
 
 
-def run(code):
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return result.stdout
-
-
 @pytest.mark.slow
 def test_importing_costs_little_more_than_torch():
     """Processor seconds of fresh processes: the clock would measure how busy the machine is."""
-    found = [json.loads(run(MEASURE)) for _ in range(3)]
+    found = [json.loads(subprocess.check_output([sys.executable, "-c", MEASURE], text=True)) for _ in range(3)]
     assert statistics.median(one["enfold"] / one["torch"] for one in found) <= 1.3
 
 
 def test_enfold_works_without_optional_packages_and_imports_none():
-    """In one process: importing torch takes longer than everything else here."""
     code = (
         "import json, sys\n"
         "import enfold\n"
@@ -53,7 +49,7 @@ def test_enfold_works_without_optional_packages_and_imports_none():
         "missing = [name for name in enfold.__all__ if getattr(enfold, name) is None]\n"
         "print(json.dumps({'modules': modules, 'missing': missing}))"
     )
-    found = json.loads(run(code))
+    found = json.loads(run_python(code, check=True).stdout)
     assert "enfold.engines" in found["modules"]
     assert [name for name in (*OPTIONAL, *LATER) if name in found["modules"]] == []
     assert found["missing"] == []

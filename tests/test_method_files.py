@@ -4,7 +4,6 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import enfold
 from enfold.errors import EnfoldError
 from enfold.method_files import class_names, find_class, is_name_of, method_files, method_object
+from fresh import run_python
 
 ENSEMBLE = '''"""ShiftedEnsemble: common weights, and a shift of every bias for each member.
 
@@ -123,12 +123,10 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(folder: Path, *words: str) -> str:
-    """Run Python with the copied package and return what it prints."""
+def python(folder: Path, code: str, *argv: str) -> str:
+    """Run code with the copied package and return what it prints."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python(code, *argv, cwd=folder, env=environment, check=True).stdout
 
 
 def test_one_file_adds_an_ensemble_to_python_and_the_registry(copied):
@@ -142,7 +140,7 @@ def test_one_file_adds_an_ensemble_to_python_and_the_registry(copied):
         "loaded = enfold.load('model.safetensors', nn.Linear(4, 3))\n"
         "print(type(loaded).__name__, torch.equal(loaded(torch.ones(1, 4)), model(torch.ones(1, 4))), enfold.__file__)"
     )
-    assert python(copied, "-c", code).split() == ["ShiftedEnsemble", "True", str(copied / "enfold" / "__init__.py")]
+    assert python(copied, code).split() == ["ShiftedEnsemble", "True", str(copied / "enfold" / "__init__.py")]
 
 
 def test_one_file_adds_an_ensemble_to_the_command_line_and_recipes(copied):
@@ -160,7 +158,7 @@ def test_one_file_adds_an_ensemble_to_the_command_line_and_recipes(copied):
         ["train", "out", "shifted-ensemble", "--help"],
         ["run", "recipe.yaml", "out", "--json"],
     ]
-    listed, names, options, results, _ = python(copied, "-c", code, json.dumps(commands)).split("=" * 9 + "\n")
+    listed, names, options, results, _ = python(copied, code, json.dumps(commands)).split("=" * 9 + "\n")
     assert "ShiftedEnsemble: common weights, and a shift of every bias" in listed
     assert "shifted_ensemble" in names
     assert "The standard deviation of the shifts." in options

@@ -13,7 +13,12 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("onnxruntime")
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebook.ipynb"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.xdist_group("notebook"),
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 @pytest.fixture(scope="module")

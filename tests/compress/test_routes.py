@@ -13,7 +13,7 @@ from enfold.compress.diagnosis import Diagnosis
 from enfold.compress.distillations import find_distillations, noise_step
 from enfold.compress.efficient import best_subset, find_ensembles
 from enfold.compress.merges import find_merges
-from enfold.compress.routes import Setting, average_decay
+from enfold.compress.routes import Route, Setting, average_decay, keep
 from enfold.compress.schedule import count_epochs, make_rounds, plan_epochs
 from enfold.data.convert import as_data
 from enfold.distill.losses.kd import KD
@@ -209,8 +209,22 @@ def test_members_are_trained_longer_on_request():
 def test_many_routes_have_two_rounds():
     assert make_rounds(1, 20) == []
     assert [(each.epochs, each.kept) for each in make_rounds(4, 20)] == [(5, 1)]
-    assert [(each.epochs, each.kept) for each in make_rounds(9, 40)] == [(5, 3), (10, 1)]
-    assert count_epochs([1.0] * 9, 40, 1) == 9 * 5 + 3 * 10 + 40 + 40
+    assert [(each.epochs, each.kept) for each in make_rounds(9, 40)] == [(5, 4), (10, 1)]
+    assert count_epochs([1.0] * 9, 40, 1) == 9 * 5 + 4 * 10 + 40 + 40
+
+
+def test_the_best_of_each_perturbation_goes_on_first():
+    routes = [
+        Route("ema", ""),
+        Route("labels", ""),
+        Route("mixup", "", perturb=enfold.Mixup()),
+        Route("plain", ""),
+        Route("mixup + labels", "", perturb=enfold.Mixup()),
+        Route("noise", "", perturb=enfold.Gaussian()),
+    ]
+    assert names(keep(routes, 1)) == ["ema"]
+    assert names(keep(routes, 3)) == ["ema", "mixup", "noise"]
+    assert names(keep(routes, 5)) == ["ema", "mixup", "noise", "labels", "plain"]
 
 
 def test_routes_are_left_out_before_trainings_are_shortened():

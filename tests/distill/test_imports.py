@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import enfold.distill
+from fresh import loaded_by
 
 FOLDER = Path(enfold.distill.__file__).parent
 BUILDERS = {"one_to_one.py", "hydra.py", "latent_be.py"}  # losses that build their student
 
 
 def test_kd_imports_no_other_family():
-    code = "import sys, json, enfold.distill.losses.kd; print(json.dumps(sorted(sys.modules)))"
-    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    loaded = [name for name in json.loads(shown) if name.startswith("enfold.")]
+    loaded = [name for name in loaded_by("import enfold.distill.losses.kd") if name.startswith("enfold.")]
     assert "enfold.distill.losses.kd" in loaded
     for family in ("enfold.ensembles.batch_ensemble", "enfold.ensembles.mimo", "enfold.merge", "enfold.symmetry"):
         assert not [name for name in loaded if name == family or name.startswith(f"{family}.")]

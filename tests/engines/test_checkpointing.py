@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,6 +18,7 @@ from enfold.ensembles.tree_net import TreeNet
 from enfold.errors import EnfoldError
 from enfold.merge import perm_avg, soup, straight_through
 from enfold.train import TrainConfig, fit
+from fresh import run_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
@@ -239,5 +237,5 @@ assert torch.utils.checkpoint.CheckpointFunction.apply.__func__ is apply
 
 
 def test_torch_is_not_changed():
-    done = subprocess.run([sys.executable, "-c", UNCHANGED], capture_output=True, text=True, check=False)
+    done = run_python(UNCHANGED)
     assert done.returncode == 0, done.stderr

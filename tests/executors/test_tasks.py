@@ -116,6 +116,11 @@ def test_workers_that_write_elsewhere_are_an_error(store):
         run(tasks("a", function=forget), store)
 
 
+def test_nothing_is_chosen_without_a_measurement(store):
+    with pytest.raises(EnfoldError, match="name serial, local or ray"):
+        run(tasks("a"), store, executor="auto")
+
+
 def test_a_user_executor_is_not_shut_down(store):
     with ThreadPoolExecutor(1) as threads:
         run(tasks("a"), store, executor=threads)

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import subprocess
 import sys
 import threading
 from http.server import ThreadingHTTPServer
@@ -21,6 +20,7 @@ from enfold.errors import MissingExtra
 from enfold.integrations.hub import from_pretrained, push_to_hub, save_pretrained
 from enfold.io.files import sha256
 from enfold.tasks import Classification, Regression
+from fresh import run_python
 from integrations.stub_hub import HEAD, Handler, Hub
 
 FILES = ["README.md", "config.json", "model.safetensors"]
@@ -145,10 +145,7 @@ print(net(torch.ones(1, 4)).tolist())
 def test_a_single_network_is_loaded_without_enfold(tmp_path):
     network = Net()
     folder = save_pretrained(network, tmp_path / "net")
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, folder], capture_output=True, text=True, env=environment, check=True
-    )
+    done = run_python(WITHOUT, folder, check=True)
     torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), network(torch.ones(1, 4)))
 
 
@@ -375,9 +372,7 @@ def test_models_are_uploaded_and_downloaded(tmp_path):
         "PYTHONPATH": str(Path(enfold.__file__).parents[1]),
     }
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", CALLS], capture_output=True, text=True, env=environment, timeout=240
-        )
+        done = run_python(CALLS, env=environment)
     finally:
         web.shutdown()
         web.server_close()

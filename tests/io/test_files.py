@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import stat
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ import enfold
 from enfold.errors import WriteError
 from enfold.io.files import append_line, atomic_path, remove_stale_parts, sha256, write_json, write_text
 from enfold.seeds import derive, generator
+from fresh import run_python
 
 
 def names(folder):
@@ -63,7 +62,7 @@ def test_a_killed_process_leaves_the_old_file(tmp_path):
         "with atomic_path(Path(sys.argv[1])) as temporary:\n"
         "    temporary.write_text('half'); os._exit(9)"
     )
-    assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
+    assert run_python(code, path).returncode == 9
     assert path.read_text() == "old"
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from types import FunctionType
 
 import pytest
 
 import enfold.merge
 from enfold.method_files import method_files
+from fresh import loaded_by
 
 METHODS = method_files(enfold.merge.__path__)
 
@@ -19,11 +17,10 @@ METHODS = method_files(enfold.merge.__path__)
     ("merge", "expected"), [("perm_avg", {"perm_avg", "repair"}), ("weight_matching", {"weight_matching", "repair"})]
 )
 def test_a_merge_imports_no_other_merge(merge, expected):
-    code = f"import sys, json; from enfold.merge import {merge}; print(json.dumps([*sys.modules]))"
-    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    loaded = {name.removeprefix("enfold.merge.") for name in json.loads(shown) if name.startswith("enfold.merge.")}
+    modules = loaded_by(f"from enfold.merge import {merge}")
+    loaded = {name.removeprefix("enfold.merge.") for name in modules if name.startswith("enfold.merge.")}
     assert loaded & set(METHODS) == expected
-    assert "enfold.ensembles.batch_ensemble" not in json.loads(shown)
+    assert "enfold.ensembles.batch_ensemble" not in modules
 
 
 def test_the_package_has_the_functions_of_its_files():

@@ -2,8 +2,6 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 
 import enfold as library
 from enfold.registry import PACKAGES, methods
+from fresh import run_python
 
 
 def test_run_writes_everything_and_prints_a_table(enfold, recipe_file: Path, tmp_path: Path) -> None:
@@ -372,5 +371,5 @@ def test_the_settings_of_training_are_listed_as_options(enfold) -> None:
 
 @pytest.mark.parametrize("module", ["enfold", "enfold.cli"])
 def test_the_package_is_a_program(module, tmp_path) -> None:
-    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, cwd=tmp_path)
+    done = run_python(None, module, "--version", cwd=tmp_path)
     assert (done.returncode, done.stdout.split()[0]) == (0, "enfold")

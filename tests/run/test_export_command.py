@@ -60,6 +60,16 @@ def test_a_saved_ensemble_and_a_file_of_inputs(enfold, tmp_path, monkeypatch):
     assert "mutual_information" in done.out
 
 
+def test_axes_vary(enfold, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "from torch import nn\ndef make():\n    return nn.Conv2d(1, 2, 3)\n"
+    (tmp_path / "nets.py").write_text(text)
+    words = ["nets.py:make", "out.pt2", "--shape", "1,8,8", "--vary", "input:2=height", "--vary", "input:3=width"]
+    done = enfold("export", *words, "--trust-code")
+    assert done.code == 0, done.err
+    assert "input: float32 (batch, 1, height, width)" in done.out
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -73,6 +83,7 @@ def test_a_saved_ensemble_and_a_file_of_inputs(enfold, tmp_path, monkeypatch):
         (["enfold.networks:SmallCNN", "x.onnx", "--trust-code"], "example"),
         (["enfold.networks:SmallCNN", "x.onnx", "--trust-code", "--shape", "3x32"], "--shape"),
         (["enfold.networks:SmallCNN", "x.onnx", "--trust-code", "--preprocess"], "--preprocess"),
+        (["enfold.networks:SmallCNN", "x.onnx", "--trust-code", "--shape", "3,32,32", "--vary", "input"], "--vary"),
         (["enfold.networks:SmallCNN", "x.onnx", "--trust-code", "--example", "no.npy"], "no.npy"),
     ],
 )

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from fresh import run_python
 
 # Every file of a run becomes whole by one rename: the run kills itself before the one of that number. It is a fork of a
 # process that has imported everything, which takes longer than the run.
@@ -38,9 +37,7 @@ for number in numbers:
 
 def killed_at(numbers: list[int], recipe: Path, out: Path) -> list[list[str]]:
     """Run and kill once per number; return the names of the complete files after each."""
-    words = [sys.executable, "-c", KILLED, ",".join(map(str, numbers)), str(recipe), str(out)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    done = run_python(KILLED, ",".join(map(str, numbers)), recipe, out)
     assert done.returncode == 0, done.stderr
     return [line.split() for line in done.stdout.splitlines()]
 

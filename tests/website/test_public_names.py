@@ -40,3 +40,11 @@ def test_every_method_has_a_page_with_its_idea_and_options():
             assert text.startswith(f"# {method.target.__name__}\n")
             assert f"::: {method.target.__module__}.{method.target.__qualname__}" in text
             assert "## Method" in text
+
+
+def test_advice_is_about_methods_that_exist():
+    from enfold.registry import PACKAGES, method_names
+
+    known = {name for kind in PACKAGES for name in method_names(kind)}
+    assert methods.when_to_use().keys() <= known
+    assert all(text.endswith(".") for text in methods.when_to_use().values())

@@ -6,7 +6,10 @@ import inspect
 import re
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from enfold.registry import PACKAGES, Method, methods, use_of
 from website import equations, measured
@@ -71,6 +74,13 @@ def link_pages(markdown: str) -> str:
     )
 
 
+@cache
+def when_to_use() -> dict[str, str]:
+    """Return when to use each method, by name."""
+    found: dict[str, str] = yaml.safe_load((Path(__file__).parent / "when.yaml").read_text(encoding="utf-8"))
+    return found
+
+
 def page(method: Method) -> str:
     """Return the page of a method."""
     text = inspect.cleandoc(sys.modules[method.target.__module__].__doc__ or "")
@@ -79,6 +89,8 @@ def page(method: Method) -> str:
     literal = use_of(method, "`")
     lines = [f"# {title(method)}", "", sentence(method.idea), "", f"Python: `{module}.{title(method)}`. "]
     lines[-1] += f"Command line and recipes: {literal}."
+    if method.name in when_to_use():
+        lines += ["", "## When to use it", "", when_to_use()[method.name]]
     if body := [each for each in paragraphs if not each.startswith("Differs from")]:
         lines += ["", "## Method", "", *(part for each in body for part in (paragraph(each), ""))]
     if differs := [each for each in paragraphs if each.startswith("Differs from")]:

@@ -44,6 +44,10 @@ def export(
     task: Annotated[
         str | None, typer.Option(help="classification, binary, multilabel or regression; by default that of the model.")
     ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="An axis of an input that varies beside that of the examples: --vary input_ids:1=tokens."),
+    ] = None,
     opset: Annotated[int, typer.Option(help="The version of the ONNX operators.")] = 20,
     tolerance: Annotated[float, typer.Option(help="The largest accepted difference from the model.")] = 1e-4,
     seed: Seed = None,
@@ -77,6 +81,7 @@ def export(
         outputs=outputs,  # type: ignore[arg-type]
         task=task or found.task,
         preprocess=normal,
+        dynamic_axes=_read_axes(vary),
         opset=opset,
         tolerance=tolerance,
         quantize=quantize,  # type: ignore[arg-type]
@@ -171,6 +176,18 @@ def _random(shape: Any) -> Callable[[bool], Any]:
         return None if shape is None else torch.randn(ROWS, *shape, generator=torch.Generator().manual_seed(0))
 
     return example
+
+
+def _read_axes(given: list[str] | None) -> dict[str, dict[int, str]] | None:
+    """Return the axes that vary, by the name of the input."""
+    found: dict[str, dict[int, str]] = {}
+    for text in given or ():
+        place, equals, label = text.partition("=")
+        name, colon, axis = place.rpartition(":")
+        if not (equals and colon and name and label and axis.isdecimal()):
+            raise EnfoldError(f"--vary must be INPUT:AXIS=NAME, got '{text}': write for example input_ids:1=tokens")
+        found.setdefault(name, {})[int(axis)] = label
+    return found or None
 
 
 def _read_example(file: Path | None, shape: str | None) -> Any:

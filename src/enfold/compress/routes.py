@@ -10,7 +10,7 @@ augmented or mixed inputs that the student gets (L. Beyer et al., 2022, arXiv:21
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -189,3 +189,16 @@ def average_decay(setting: Setting, epochs: int) -> float | None:
     steps = epochs * (-(-len(train) // setting.config.batch_size) if isinstance(train, Split) else len(train))
     decay = 1 - 1 / max(1.0, RECENT * steps)
     return min(LONGEST_AVERAGE, decay)
+
+
+def keep(routes: Sequence[Route], number: int) -> list[Route]:
+    """Return the routes that enter the next round: the best of each perturbation first, which needs time to pay.
+
+    Args:
+        routes: The routes, best first.
+        number: How many are kept.
+    """
+    kinds = [None if route.is_out_of_fold else type(route.perturb) for route in routes]
+    is_first = [kind not in kinds[:index] for index, kind in enumerate(kinds)]
+    order = sorted(range(len(routes)), key=lambda index: not is_first[index])
+    return [routes[index] for index in order[:number]]

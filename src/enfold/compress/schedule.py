@@ -1,8 +1,8 @@
 """Rounds of a search: many routes are trained for a few epochs, fewer for more epochs, and one for all epochs.
 
 Each round trains its routes from the beginning, because a cosine schedule depends on its length. All routes are
-compared after a few epochs, and the better third enters the next round (successive halving; K. Jamieson, A. Talwalkar,
-Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016).
+compared after a few epochs, and the better third, at least four, enters the next round (successive halving;
+K. Jamieson, A. Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def make_rounds(num_routes: int, epochs: int) -> list[Round]:
     first = max(1, epochs // FIRST)
     if num_routes <= FEW or first == short:
         return [Round(short, 1)]
-    return [Round(first, max(2, math.ceil(num_routes / KEPT))), Round(short, 1)]
+    return [Round(first, max(FEW - 1, math.ceil(num_routes / KEPT))), Round(short, 1)]
 
 
 def count_epochs(efforts: Sequence[float], epochs: int, controls: int) -> float:

@@ -21,7 +21,7 @@ from enfold.compress.members import Student
 from enfold.compress.merges import find_merges
 from enfold.compress.parallel import Trials
 from enfold.compress.result import Compression, Trial
-from enfold.compress.routes import Route, Setting
+from enfold.compress.routes import Route, Setting, keep
 from enfold.compress.runner import OutOfTime, Runner
 from enfold.compress.schedule import LONG, count_epochs, make_rounds, plan_epochs
 from enfold.compress.scores import CALIBRATED, Scores, all_scores, rank
@@ -261,7 +261,7 @@ class Search:
         for each in make_rounds(len(routes), epochs):
             self._train_on_executor([route.name for route in routes], each.epochs)
             tried = [(self._loss(runner.run_route(route, setting, each.epochs), setting), route) for route in routes]
-            routes = [route for _, route in sorted(tried, key=lambda pair: pair[0])][: each.kept]
+            routes = keep([route for _, route in sorted(tried, key=lambda pair: pair[0])], each.kept)
         started = clock.monotonic()
         self._final(setting, routes[:1], controls, epochs)
         duration = clock.monotonic() - started

@@ -5,11 +5,13 @@ from enfold.data.corruptions import Corrupted, corrupt, corrupt_split, read_cifa
 from enfold.data.dataset import Data, Split
 from enfold.data.sources import catalogue, check, fetch, load
 from enfold.data.splits import fold_numbers
+from enfold.data.stream import Stream
 
 __all__ = [
     "Corrupted",
     "Data",
     "Split",
+    "Stream",
     "augmentation",
     "catalogue",
     "check",

@@ -79,6 +79,11 @@ class Parallel:
             device: The device of the tasks.
         """
         workers, threads = self.sizes(tasks)
+        if self.executor == "auto":
+            raise EnfoldError(
+                "executor='auto' is a choice by measured training steps, which there are none of here: name serial, "
+                "local or ray"
+            )
         if isinstance(self.executor, Executor):
             yield self.executor, self.workers or getattr(self.executor, "_max_workers", None) or workers
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +16,13 @@ from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.executors import Failure, Parallel, Store, Task, run_tasks
 from enfold.io.files import write_json
+from enfold.progress import announce
 from enfold.run.directory import RunDirectory
 from enfold.run.execute import seed_runs
 from enfold.run.recipe import Recipe
 from enfold.run.seed_run import SeedRun
-from enfold.train.blocks import plan_blocks, train_block
+from enfold.train.blocks import Block, plan_blocks, train_block
+from enfold.train.placement import choose
 
 FOLDER = "tasks"  # in the run: results of blocks until all members of a seed are there
 SETTINGS = "settings.json"
@@ -114,6 +115,7 @@ class Cells:
         for each in self.seeds:
             each.require_same_code()
         members = self._member_tasks()
+        self._choose([task.arguments[0] for _, task in members])
         self._run([task for index, task in members if shard.has(index)], self.blocks, "members")
         missing = [task.name for _, task in members if not self.blocks.exists(task.output)]
         ready = [each for each in self.seeds if not any(name.startswith(f"seed {each.seed}:") for name in missing)]
@@ -125,6 +127,16 @@ class Cells:
         own = [task for index, task in steps if shard.has(index) and task.arguments[0].seed in seeds]
         self._run(own, store, "steps")
         return missing + [task.name for _, task in steps if not store.exists(task.output)]
+
+    def _choose(self, blocks: Sequence[Block]) -> None:
+        """Replace "auto" by the executor that is faster for these blocks."""
+        if self.parallel.kind != "auto":
+            return
+        if blocks:
+            self.parallel = choose(self.parallel, blocks, self.seeds[0].data)
+        else:
+            announce("enfold: the members are trained: what is left runs in this process")
+            self.parallel = replace(self.parallel, executor="serial")
 
     def missing(self) -> list[str]:
         """Return the names of the cells that are not made."""
@@ -217,7 +229,7 @@ def _groups(run: SeedRun) -> list[list[tuple[str, str]]]:
 
 def _failed(failures: Sequence[Failure], count: int) -> EnfoldError:
     for failure in failures[1:]:
-        print(f"enfold: {failure.task} failed with {failure.message}", file=sys.stderr)
+        announce(f"enfold: {failure.task} failed with {failure.message}")
     first = failures[0]
     error = EnfoldError(
         f"{len(failures)} of {count} tasks failed, {first.task} with {first.message}; the others are stored: correct "

@@ -23,6 +23,7 @@ import torch
 from enfold.data import Data
 from enfold.engines.copying import copy_network
 from enfold.executors import Parallel
+from enfold.progress import announce
 from enfold.train.loop import Fit
 
 if TYPE_CHECKING:
@@ -49,11 +50,9 @@ def choose(parallel: Parallel, blocks: Sequence[Block], data: Data) -> Parallel:
         start = worker_start_seconds()
     kind = "local" if here - there > max(start, LEAST) else "serial"
     where = "in local processes" if kind == "local" else "in this process"
-    print(
+    announce(
         f"enfold: {len(blocks)} blocks are trained {where}: estimated {here:.1f} s in this process, {there:.1f} s in "
-        f"{workers} processes and {max(start, LEAST):.1f} s to start them",
-        file=sys.stderr,
-        flush=True,
+        f"{workers} processes and {max(start, LEAST):.1f} s to start them"
     )
     return replace(parallel, executor=kind)
 
