@@ -59,6 +59,7 @@ def start(recipe: Path, out: Path, printed: Path) -> int:
         target = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(target, 1)
         os.dup2(target, 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what they start in background
         sys.argv = ["enfold", "run", str(recipe), str(out), *(["--resume"] if (out / "run.json").exists() else [])]
         enfold()
     except SystemExit as stopped:

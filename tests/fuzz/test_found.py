@@ -227,3 +227,11 @@ def test_a_run_of_another_format_with_versions_of_another_form(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"format": 1, "versions": [1]}))
     with pytest.raises(EnfoldError, match="in format 1"):
         RunDirectory.open(tmp_path)
+
+
+def test_a_list_of_figures_of_endless_depth(tmp_path):
+    from enfold.report.sections import _figures_in
+
+    (tmp_path / "figures.json").write_text("[" * 100_000)
+    with pytest.raises(EnfoldError, match=r"figures\.json"):
+        _figures_in(None, tmp_path / "figures.json")

@@ -226,8 +226,8 @@ def run(reader: Reader, template: Path, folder: Path, number: int, seed: int, ke
 
     def each(plan: tuple[str, str, Any]) -> None:
         name, kind, tree = plan
-        progress.write_text(f"{reader.name} {seed} {outcome.inputs}")
         for _ in range(min(PER_PLAN, number - outcome.inputs)):
+            progress.write_text(f"{reader.name} {seed} {outcome.inputs}")
             draw = Draws(seed * 1_000_003 + outcome.inputs, tree)
             read_one(name, mutated(draw, kind, valid[name]), draw(draws.integers(0, 3)) > 0)
 

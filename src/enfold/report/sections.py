@@ -161,7 +161,7 @@ def _figures_in(content: Content, listing: Path) -> list[Figure]:
         entries = json.loads(listing.read_text(encoding="utf-8"))
         entries = entries["figures"] if isinstance(entries, dict) else entries
         return [_figure_entry(content.folder, listing, entry) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise EnfoldError(
             f"'{listing}' must list figures by file, title, caption and alt, but it cannot be read "
             f"({type(error).__name__}: {error}): draw them again"
