@@ -140,6 +140,7 @@ class Soak:
 
     def interrupt(self, out: Path, by: signal.Signals) -> bool:
         """Start or resume, and send a signal at a random moment; return whether the run has ended before."""
+        self.printed.write_text("")
         child = start(self.recipe, out, self.printed)
         time.sleep(self.random.uniform(0, 0.9 * self.seconds))
         os.kill(child, by)
@@ -147,6 +148,9 @@ class Soak:
         place = place_of(out)
         if code == 0:
             return True
+        if code != ENDS[by] and not self.printed.read_text() and by != signal.SIGKILL:
+            self.counts["signals before the command began"] += 1
+            return False
         if code != ENDS[by]:
             raise Broken(f"{by.name} in '{place}' gave the exit code {code}: {self.printed.read_text()[-600:]}")
         self.counts[by.name] += 1

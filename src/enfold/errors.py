@@ -33,10 +33,13 @@ class MissingExtra(EnfoldError, ImportError):
     """An optional package is needed, and not installed, or it cannot be imported."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
+        failure = sys.exc_info()[1]
+        while failure is not None and (cause := failure.__cause__ or failure.__context__) is not None:
+            failure = cause
         remedy = f"install it with  pip install 'enfold[{extra}]'"
-        if (failure := sys.exc_info()[1]) is not None and _is_installed(package):
-            while (cause := failure.__cause__ or failure.__context__) is not None:
-                failure = cause
+        if isinstance(failure, ModuleNotFoundError) and failure.name:  # it may be one that the package needs
+            package = failure.name.partition(".")[0]
+        elif failure is not None and _is_installed(package):
             reason = " ".join(f"{type(failure).__name__}: {failure}".split())[:200]
             remedy = f"it is installed, but cannot be imported ({reason}); repair the package that this names"
         super().__init__(f"{purpose} needs the package '{package}': {remedy}")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Any, Protocol
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -76,11 +77,9 @@ class Cell:
     """A bar in the output of a notebook's cell, which is replaced at most ten times per second."""
 
     def __init__(self, title: str, total: float | None, done: float = 0.0, interval: float = 0.1) -> None:
-        from IPython import display
-
         self.lines, self.text, self.interval = Lines(title, total, done), "", interval
         self.shown = time.monotonic()
-        show: Any = display.display
+        show: Any = import_module("IPython.display").display  # which a notebook has, so that it is no extra
         self.handle = show(self, display_id=True)
 
     def advance(self, steps: float) -> None:

@@ -81,6 +81,21 @@ def test_names_that_are_no_text(tmp_path):
         load(tmp_path / "a.npz")
 
 
+def test_whatever_an_image_reader_raises(tmp_path, monkeypatch):
+    from PIL import Image
+
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "images" / name / "0.tif")
+
+    def fail(*given):
+        raise TypeError("an integer is required")
+
+    monkeypatch.setattr(Image.Image, "convert", fail)
+    with pytest.raises(EnfoldError, match=r"0\.tif.*an integer is required"):
+        load(tmp_path / "images")
+
+
 def test_a_header_is_not_quoted_at_length(tmp_path):
     header = f"{{'descr': '|u1', 'fortran_order': {'1' * 9000}, 'shape': (1,)}}".encode()
     for name in ("labels", "fog"):
@@ -139,6 +154,8 @@ def saved(tmp_path):
         {"task": "x"},
         {"task": {"name": [], "options": {}}},
         {"weights": True},
+        {"num_members": 0},
+        {"num_members": -1},
     ],
 )
 def test_a_manifest_of_another_form(saved, change):
@@ -146,6 +163,13 @@ def test_a_manifest_of_another_form(saved, change):
     beside.write_text(json.dumps({**json.loads(beside.read_text()), **change}))
     with pytest.raises(EnfoldError):
         enfold.load(saved, network)
+
+
+@pytest.mark.parametrize("name", ["a" * 1000, "\x00", "a/b", ".."])
+def test_names_of_shards_that_are_no_names(tmp_path, name):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": name}}))
+    with pytest.raises(EnfoldError, match=r"model\.safetensors\.index\.json|shards"):
+        load_into(network(), tmp_path)
 
 
 def test_an_adapter_without_its_configuration(tmp_path):

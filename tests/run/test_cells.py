@@ -9,8 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from enfold import DeepEnsemble, fit
 from enfold.errors import EnfoldError
+from enfold.executors import LocalExecutor
+from enfold.io.usercode import looking_in, resolve
 from enfold.run.cells import Shard
 
 WEIGHTS = ("members", "steps", "controls", "predictions")
@@ -185,3 +189,20 @@ def test_processes_make_the_run_of_one(enfold, two_seeds: Path, tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert digests(out) == digests(one)
     shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("reference", ["own.py:make", "ownmodule:make"])
+def test_workers_have_the_code_of_the_user(tmp_path: Path, reference: str) -> None:
+    """A worker unpickles networks of classes that exist in the user's file only."""
+    text = "from torch import nn\n\nclass Own(nn.Linear):\n    pass\n\ndef make():\n    return Own(4, 2)\n"
+    (tmp_path / reference.partition(":")[0].removesuffix(".py")).with_suffix(".py").write_text(text)
+    with looking_in([tmp_path], trusted=True):
+        make = resolve(reference)
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    data, states = (inputs, (inputs[:, 0] > 0).long()), []
+    with LocalExecutor(1) as worker:
+        for executor in ("serial", worker):
+            ensemble = DeepEnsemble(make, 2)
+            fit(ensemble, data, epochs=1, quiet=True, executor=executor)
+            states.append(ensemble.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())

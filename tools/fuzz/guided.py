@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FILES = {  # the file of each reader that is mutated, and the container that is opened for it
     "idx": ("a", "plain"),
-    "idx, gzipped": ("a.gz", "gzip"),
+    "gzipped idx": ("a.gz", "gzip"),
     "cifar archive": ("small.tar.gz", "gzip"),
     "npz": ("a.npz", "zip"),
     "imagenet": ("val/val_annotations.txt", "plain"),

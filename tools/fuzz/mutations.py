@@ -179,7 +179,7 @@ def change_tree(draw: Draws, tree: Any) -> Any:
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
         places = list(_places(tree))
         if not places:
-            return draw(st.sampled_from(VALUES))
+            return copy.deepcopy(draw(st.sampled_from(VALUES)))
         holder, key = draw(st.sampled_from(places))
         kind = draw(st.integers(0, 6))
         if kind == 0:
@@ -195,7 +195,7 @@ def change_tree(draw: Draws, tree: Any) -> Any:
         elif kind == 3:
             holder[key] = copy.deepcopy(draw.tree)
         else:
-            holder[key] = draw(st.sampled_from(VALUES))
+            holder[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
     return tree
 
 

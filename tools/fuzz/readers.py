@@ -366,7 +366,7 @@ IMAGE = {f"a/{number}.{{}}": ("bytes",) for number in range(3)}
 
 READERS = (
     Reader("idx", 6000, _images, lambda folder: read_idx(folder / "a", 3), {"a": ("bytes",)}),
-    Reader("idx, gzipped", 5000, _zipped, lambda folder: read_idx(folder / "a.gz", 3), {"a.gz": ("bytes", "gzip")}),
+    Reader("gzipped idx", 5000, _zipped, lambda folder: read_idx(folder / "a.gz", 3), {"a.gz": ("bytes", "gzip")}),
     Reader("cifar", 3000, _records, lambda folder: read_records(folder / "data.bin", 1), {"data.bin": ("bytes",)}),
     Reader("cifar archive", 4000, _archive, _read_archive, {"small.tar.gz": ("tar", "bytes")}),
     Reader(
@@ -416,7 +416,7 @@ READERS = (
         {"a.pt": ("zip", "zip", "bytes")},
     ),
     Reader(
-        "pt, old format",
+        "old pt",
         4000,
         _old_torch_file,
         lambda folder: load_into(network(), folder / "a.pth"),

@@ -52,6 +52,8 @@ PACKAGES = (  # package, extra, purpose
     ("datasets", "hf", "data sets of Hugging Face"),
     ("lightning", "lightning", "modules for the Trainer of Lightning"),
     ("torchmetrics", "torchmetrics", "metrics in collections of torchmetrics"),
+    ("timm", "timm", "factories of networks of timm"),
+    ("torchvision", "torchvision", "factories of networks of torchvision"),
     ("huggingface_hub", "hub", "models on the Hugging Face Hub"),
     ("ray", "ray", "tasks on a cluster"),
     ("fsspec", "ray", "stores at addresses such as s3://"),

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from enfold.errors import EnfoldError, level_outside
 from enfold.executors.parallel import Parallel
 from enfold.executors.store import Store
+from enfold.io.usercode import LoadedCode
 from enfold.progress import announce, progress
 
 EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
@@ -85,12 +86,12 @@ def run_tasks(
     if not missing:
         return []
     with parallel.open(len(missing), device) as (executor, slots):
-        run = _Run(store, deque(missing), slots, title)
+        run, code = _Run(store, deque(missing), slots, title), LoadedCode.current()
         with progress(title, len(tasks), done=len(tasks) - len(missing), quiet=quiet) as bar:
             while run.waiting or run.active:
                 while run.waiting and len(run.active) < run.slots:
                     task = run.waiting.popleft()
-                    run.active[executor.submit(_call, task.function, store, *task.arguments)] = task
+                    run.active[executor.submit(_call, code, task.function, store, *task.arguments)] = task
                 for future in wait(run.active, return_when=FIRST_COMPLETED).done:
                     done = run.finish(future)
                     bar.advance(done is not None)
@@ -158,8 +159,8 @@ class _Run:
         announce(f"{self.title}: {text}")
 
 
-def _call(function: Callable[..., None], store: Store, *arguments: Any) -> _Outcome:
-    """Carry out a task in a worker."""
+def _call(code: LoadedCode, function: Callable[..., None], store: Store, *arguments: Any) -> _Outcome:
+    """Carry out a task in a worker, which has imported the code before it unpickled the other arguments."""
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         try:

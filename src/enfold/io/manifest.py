@@ -123,6 +123,8 @@ def _check_kind(content: Mapping[str, Any], beside: Path) -> None:
     if content["kind"] not in FIELDS:
         raise unreadable(beside, f"'kind' is {content['kind'][:40]!r}")
     _require_fields(content, FIELDS[content["kind"]], beside)
+    if content.get("num_members", 1) < 1:
+        raise unreadable(beside, f"'num_members' is {content['num_members']}")
 
 
 def _require_fields(content: Mapping[str, Any], fields: Mapping[str, type], beside: Path) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from enfold.errors import EnfoldError
-from enfold.io.files import parsing
+from enfold.io.files import parsing, reading
 from enfold.io.layouts import INDEX
 from enfold.io.manifest import read_json
 
@@ -111,7 +111,8 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     outside = next((name for name in names if Path(name).name != name or name.endswith(INDEX)), None)
     if outside is not None:
         raise EnfoldError(f"'{index}' must name files of its own folder, got '{outside}': save it again")
-    missing = [name for name in names if not (index.parent / name).is_file()]
+    with reading(index):  # a name may be too long for a file
+        missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise EnfoldError(
             f"'{index.parent}' must have all {len(names)} shards of its index, but '{missing[0]}' is missing "

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -30,6 +30,7 @@ ENFOLD = f"{Path(__file__).parent.parent}{os.sep}"
 
 _places: ContextVar[tuple[Path, ...]] = ContextVar("places", default=())
 _trusted: ContextVar[bool | None] = ContextVar("trusted", default=None)
+_modules: dict[str, tuple[str, ...]] = {}  # modules that were imported by reference, and the folders searched
 _untrusted: set[object] = set()  # active blocks that trust no code, as threads do not inherit the context
 
 
@@ -178,6 +179,38 @@ def trust_error(references: Iterable[str]) -> EnfoldError:
     return EnfoldError(f"code runs only if it is trusted, got {named}: add --trust-code if you trust it")
 
 
+class LoadedCode:
+    """The user's code that this process has imported by reference; another process imports it when it unpickles this.
+
+    Args:
+        files: Files that were loaded.
+        modules: Names of modules, and the folders in which they were searched.
+    """
+
+    def __init__(self, files: Sequence[str] = (), modules: Sequence[tuple[str, tuple[str, ...]]] = ()) -> None:
+        self.files, self.modules = tuple(files), tuple(modules)
+
+    @classmethod
+    def current(cls) -> LoadedCode:
+        """Return the code that is loaded now."""
+        files = [str(module.__file__) for name, module in list(sys.modules.items()) if name.startswith(PREFIX)]
+        return cls(files, list(_modules.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Import the code when this is unpickled, before what refers to it."""
+        return _load_code, (self.files, self.modules)
+
+
+def _load_code(files: Sequence[str], modules: Sequence[tuple[str, tuple[str, ...]]]) -> LoadedCode:
+    for file in files:
+        if Path(file).is_file():  # else what refers to it cannot be unpickled
+            _from_file(Path(file))
+    for name, folders in modules:
+        with _importable([Path(folder) for folder in folders]), suppress(ImportError):
+            importlib.import_module(name)
+    return LoadedCode(files, modules)
+
+
 def describe_code(reference: str) -> str:
     """Return the files that a reference runs as text for messages."""
     return ", ".join(map(str, code_files(reference))) or f"no such file in {searched_folders()}"
@@ -186,7 +219,9 @@ def describe_code(reference: str) -> str:
 def _from_module(name: str) -> ModuleType:
     with _importable(_folders()):
         try:
-            return importlib.import_module(name)
+            found = importlib.import_module(name)
+            _modules[name] = tuple(map(str, _folders()))
+            return found
         except ModuleNotFoundError as error:
             if error.name and (name == error.name or name.startswith(f"{error.name}.")):
                 raise EnfoldError(
