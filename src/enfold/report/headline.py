@@ -31,7 +31,38 @@ def summarize_run(content: Content) -> Words:
     """Return the headline from stored results, or a note that there are none yet."""
     if not content.rows:
         return Words("No results yet. Models and their scores appear here when they have been evaluated.", (), ())
-    return Words(_sentence(content), tuple(_tiles(content)), tuple(_remarks(content)))
+    sentence = " ".join(filter(None, [_recommendation(content), _sentence(content)]))
+    return Words(sentence, tuple(_tiles(content)), tuple(_remarks(content)))
+
+
+def _recommendation(content: Content) -> str:
+    """Return which single network to ship; an empty string if there is none to compare.
+
+    The network of the headline is compared with its control; without a control, with the mean member.
+    """
+    found = content.headline
+    if found is None or found.members > 1:
+        return ""
+    if found.to_control is not None:
+        if found.to_control.lower > 0:
+            return f"Train one member longer: {found.control} is better than {found.label}."
+        if found.to_control.upper < 0:
+            return f"Ship {found.label}."
+        return f"Ship {found.label} or {found.control}: their difference is within noise."
+    change = content.differences.get(found.label, {}).get(content.criterion)
+    if change is None or change.lower <= 0 <= change.upper:
+        return ""
+    if change.upper < 0:
+        return f"Ship {found.label}."
+    better = [name for name in content.rows if name.split("-")[0] == "control" and _is_better(content, name)]
+    instead = f"Train one member longer: {better[0]} is better than a member" if better else "Ship a member"
+    return f"{instead}; {found.label} is worse than one."
+
+
+def _is_better(content: Content, label: str) -> bool:
+    """Return whether a model is better than the mean member beyond noise."""
+    change = content.differences.get(label, {}).get(content.criterion)
+    return change is not None and change.upper < 0
 
 
 def _sentence(content: Content) -> str:
