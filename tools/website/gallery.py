@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,28 @@ def _document(file: Path) -> str:
 
 def navigation() -> list[Any]:
     """Return the pages in order."""
-    return ["examples/README.md", *({title(file): f"examples/{file.stem}.md"} for file in examples())]
+    scripts = [{title(file): f"examples/{file.stem}.md"} for file in examples()]
+    return ["examples/README.md", *scripts, {"Notebooks": [f"examples/{file.stem}.md" for file in notebooks()]}]
+
+
+def notebooks() -> list[Path]:
+    """Return the files of the notebooks."""
+    return sorted(EXAMPLES.glob("*.ipynb"))
+
+
+def notebook_page(file: Path) -> str:
+    """Return the page of a notebook: its text and its code."""
+    parts = []
+    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    return "\n\n".join([*parts, f"[Download the notebook]({file.name})", ""])
 
 
 def pages() -> dict[str, str]:
     """Return the pages of all examples."""
-    return {f"examples/{file.stem}.md": page(file) for file in examples()}
+    scripts = {f"examples/{file.stem}.md": page(file) for file in examples()}
+    return {**scripts, **{f"examples/{file.stem}.md": notebook_page(file) for file in notebooks()}}
 
 
 def page(file: Path) -> str:
