@@ -23,6 +23,7 @@ from enfold.arguments import checked
 from enfold.data.convert import Examples, require
 from enfold.data.unpack import Unpack
 from enfold.engines.call import pack_inputs
+from enfold.engines.inputs import from_arrays
 from enfold.engines.modes import ensure_eval_mode
 from enfold.ensemble import Ensemble, predict_outputs
 from enfold.errors import EnfoldError
@@ -96,10 +97,10 @@ class Calibrated(nn.Module):
         """Return the calibrated mean prediction, the members' own predictions and the uncertainty, in eval mode.
 
         The total uncertainty of classes is the entropy of the calibrated mean. Its epistemic part is that of the
-        members, at most the total; the aleatoric part is the rest.
+        members, at most the total; the aleatoric part is the rest. Inputs may be numpy arrays.
         """
         with ensure_eval_mode(self):
-            return self.combine(self._member_outputs(args, kwargs))
+            return self.combine(member_logits(self.model, from_arrays(self, pack_inputs(args, kwargs))))
 
     def combine(self, outputs: Tensor) -> Prediction:
         """Return the calibrated prediction from the outputs of every member, (M, B, ...)."""

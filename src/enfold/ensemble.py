@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from enfold.arguments import arguments_of
 from enfold.engines.base import EngineName
 from enfold.engines.call import pack_inputs
-from enfold.engines.inputs import in_type_of
+from enfold.engines.inputs import from_arrays, in_type_of
 from enfold.engines.modes import ensure_eval_mode
 from enfold.engines.outputs import require_classes, set_output
 from enfold.engines.parameters import Decay, decay_groups
@@ -130,14 +130,14 @@ class Ensemble(Runner):
         """Return the mean prediction, the members' predictions and their uncertainty, in eval mode.
 
         Args:
-            *args: A batch, on the device of the ensemble, as the network takes it.
+            *args: A batch as the network takes it: tensors on the device of the ensemble, or numpy arrays.
             **kwargs: The same by keyword.
 
         Returns:
             The prediction. What outputs mean is `task`, which `fit` sets; without it they are logits of classes.
         """
         with ensure_eval_mode(self):
-            outputs = self(self.convert_inputs(pack_inputs(args, kwargs)))
+            outputs = self(self.convert_inputs(from_arrays(self, pack_inputs(args, kwargs))))
         return predict_outputs(self, as_task(self.task), outputs)
 
     @property

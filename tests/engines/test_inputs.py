@@ -1,9 +1,11 @@
 """A wrong input size is one sentence with the shape, what the network takes and torch's own words; bugs stay bugs."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from enfold.calibrate import calibrate
 from enfold.data import Data, Split
 from enfold.ensembles.batch_ensemble import BatchEnsemble
 from enfold.ensembles.deep_ensemble import DeepEnsemble
@@ -82,3 +84,43 @@ def test_other_exceptions_are_raised_unchanged(error, fails):
     with pytest.raises(type(error)) as raised:
         predict(Broken(error, fails), data_of((4,)).test, batch_size=4)
     assert raised.value is error
+
+
+# Arrays
+
+
+@pytest.mark.parametrize("kind", ["members", "share", "calibrated"])
+def test_predictions_of_arrays_are_those_of_tensors(kind):
+    data = data_of((12,))
+    model = calibrate(make_linear(), data.train) if kind == "calibrated" else models(make_linear)[kind]
+    rows = np.random.default_rng(0).normal(size=(5, 12))
+    expected = model.predict(torch.tensor(rows, dtype=torch.float32))
+    for given in (rows, rows.astype(np.float32), rows[::-1].copy()[::-1]):
+        assert torch.equal(model.predict(given).mean, expected.mean)
+
+
+def test_arrays_of_images_have_their_channels_moved_as_in_data_sets():
+    ensemble = DeepEnsemble(make_convolutional, 2)
+    images = np.random.default_rng(0).random((4, 8, 8, 3), dtype=np.float32)
+    expected = ensemble.predict(torch.from_numpy(images).permute(0, 3, 1, 2))
+    assert torch.equal(ensemble.predict(images).mean, expected.mean)
+
+
+def test_several_inputs_may_be_arrays_by_name():
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.layer(left + right)
+
+    ensemble = DeepEnsemble(Sum, 2)
+    left, right = np.ones((4, 3)), torch.ones(4, 3)
+    expected = ensemble.predict(left=right, right=right)
+    assert torch.equal(ensemble.predict(left=left, right=right).mean, expected.mean)
+
+
+def test_arrays_without_numbers_are_refused():
+    with pytest.raises(EnfoldError, match="inputs must be an array of numbers"):
+        DeepEnsemble(make_linear, 2).predict(np.array([["a"]]))

@@ -402,3 +402,10 @@ def test_a_common_trunk_is_stored_once(tmp_path):
     size = enfold.export(ensemble, tmp_path / "tree.pt2", ROWS).size
     alone = enfold.export(wide, tmp_path / "alone.pt2", ROWS).size
     assert size < 2.5 * alone + 60_000
+
+
+def test_the_example_may_be_an_array(tmp_path):
+    ensemble = enfold.DeepEnsemble(lambda: nn.Linear(6, 3), 2)
+    example = torch.randn(8, 6)
+    enfold.export(ensemble, tmp_path / "net.onnx", example=example.double().numpy())
+    require_equal(tmp_path / "net.onnx", classes(ensemble), example)

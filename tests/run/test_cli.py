@@ -97,7 +97,7 @@ def test_a_run_is_not_overwritten_and_resumes(enfold, recipe_file: Path, finishe
 def test_dry_run_estimates_and_writes_nothing(enfold, recipe_file: Path, tmp_path: Path) -> None:
     done = enfold("run", recipe_file, tmp_path / "out", "--dry-run")
     assert done.code == 0
-    assert "min for 3 trainings" in done.out
+    assert "min for 3 trainings and" in done.out
     assert not (tmp_path / "out").exists()
 
 

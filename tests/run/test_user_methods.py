@@ -26,6 +26,11 @@ def returns_nothing(models):
     return None
 
 
+def returns_nan(models, *, count: int = 0):
+    state = models.mean_state()
+    return models.network({name: value / count if "weight" in name else value for name, value in state.items()})
+
+
 def returns_another(models):
     return nn.Linear(2, 2)
 
@@ -149,6 +154,14 @@ def test_a_merge_that_returns_no_network_of_the_members_class_is_refused(enfold,
     done = enfold("merge", finished, f"{mine}:{name}", "--trust-code")
     assert (done.code, name in done.err, got in done.err) == (2, True, True), done.err
     assert not (finished / "steps" / f"{name}.json").exists()
+
+
+def test_a_merge_that_returns_weights_without_values_is_named(enfold, mine, finished):
+    done = enfold("merge", finished, f"{mine}:returns_nan", "--trust-code")
+    assert (done.code, "mine.py:returns_nan' must return finite weights" in done.err) == (2, True), done.err
+    assert not (finished / "steps" / "returns_nan.json").exists()
+    done = enfold("merge", finished, f"{mine}:returns_nan", "--set", "count=2", "--trust-code")
+    assert done.code == 0, done.err
 
 
 # Options

@@ -30,9 +30,8 @@ def report(run: RunDirectory, summary: dict[str, Any], as_json: bool) -> None:
     terminal.print(terminal_table(summary))
     for line in below:
         terminal.print(line, style="dim")
-    terminal.print(
-        f"written to {run.path}: table.md, summary.json, quality-cost.svg, weights in members/, steps/ and controls/"
-    )
+    files = ["table.md", "summary.json", *(name for name in ["quality-cost.svg"] if (run.path / name).is_file())]
+    terminal.print(f"written to {run.path}: {', '.join(files)}, weights in members/, steps/ and controls/")
 
 
 def show_theory(rows: dict[str, Any]) -> None:

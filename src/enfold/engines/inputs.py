@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from enfold.data.arrays import as_inputs
 from enfold.data.tree import clone, describe, map_tensors, tensors
 from enfold.engines.call import call_network
 from enfold.errors import EnfoldError, WrongShape
@@ -81,6 +83,26 @@ def in_type_of(model: nn.Module, inputs: Any) -> Any:
     if kind is None or all(tensor.dtype == kind for tensor in tensors(inputs) if tensor.is_floating_point()):
         return inputs
     return map_tensors(lambda tensor: tensor.to(kind) if tensor.is_floating_point() else tensor, inputs)
+
+
+def from_arrays(model: nn.Module, inputs: Any) -> Any:
+    """Return inputs with numpy arrays as tensors on the device of the model, converted as those of data sets.
+
+    Args:
+        model: A network or an ensemble.
+        inputs: An array, or a tuple, list or mapping with arrays; anything else is returned unchanged.
+
+    Raises:
+        EnfoldError: If an array is not one of numbers with one row per example.
+    """
+    if isinstance(inputs, np.ndarray):
+        device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+        return as_inputs(inputs, "inputs").to(device)
+    if isinstance(inputs, Mapping) and any(isinstance(each, np.ndarray) for each in inputs.values()):
+        return {name: from_arrays(model, each) for name, each in inputs.items()}
+    if type(inputs) in (tuple, list) and any(isinstance(each, np.ndarray) for each in inputs):
+        return type(inputs)(from_arrays(model, each) for each in inputs)
+    return inputs
 
 
 def refuse_shape(model: nn.Module, inputs: Any, error: Exception) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data.tree import count_examples, describe, is_container, map_tensors, tensors
+from enfold.engines.inputs import from_arrays
 from enfold.ensemble import called_network
 from enfold.errors import EnfoldError
 
@@ -83,7 +84,7 @@ def make_signature(model: nn.Module, example: Any, axes: Any = None) -> Signatur
 
     Args:
         model: The model.
-        example: The batch.
+        example: The batch, of tensors or numpy arrays.
         axes: Axes that vary beside the first, by the name of the input: ``{"input_ids": {1: "tokens"}}``.
 
     Raises:
@@ -93,6 +94,7 @@ def make_signature(model: nn.Module, example: Any, axes: Any = None) -> Signatur
         raise EnfoldError(
             "example must be a batch of inputs, on which the file is compared with the model, got None: pass example=x"
         )
+    example = from_arrays(model, example)
     if isinstance(example, Mapping):
         example = {name: value for name, value in example.items() if value is not None}
     if not is_container(example) or not tensors(example):

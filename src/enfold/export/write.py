@@ -60,7 +60,7 @@ def export(
     Args:
         model: A network, an ensemble, or a calibrated model. It is not modified.
         path: The file: .onnx, .pt2 (torch.export) or .safetensors (as `enfold.save` writes it).
-        example: A batch of real inputs as the network takes them: a tensor, or a tuple or dict of tensors.
+        example: A batch of real inputs as the network takes them: a tensor or numpy array, or a tuple or dict of them.
         format: "onnx", "pt2" or "safetensors"; None to take it from the ending of the path.
         outputs: "raw" for the outputs of the network, `logits` or `outputs`, which is the default for a single network;
             "prediction" for `probabilities`, `entropy` and `mutual_information`, or `mean`, `aleatoric` and `epistemic`

@@ -40,9 +40,9 @@ class Estimate:
     trainings: int
 
     def __str__(self) -> str:
-        minutes = self.seconds / 60
+        trainings = f"{self.trainings} training{'' if self.trainings == 1 else 's'}"
         return (
-            f"about {minutes:.1f} min for {self.trainings} trainings and {self.memory_bytes / 2**20:.0f} MiB of memory "
+            f"about {self.seconds / 60:.1f} min for {trainings} and {self.memory_bytes / 2**20:.0f} MiB of memory "
             f"(a step of the members takes {1e3 * self.members_step_seconds:.1f} ms, of one network "
             f"{1e3 * self.network_step_seconds:.1f} ms)"
         )

@@ -139,7 +139,7 @@ class RecipeChecks:
         known = [*method.arguments, *(distill_arguments() if step.family == "distill" else ()), *StepSpec.model_fields]
         for key, value in step.options.items():
             if key not in known:
-                choose = ", ".join(method.arguments) or "it has none"
+                choose = f"choose from {', '.join(method.arguments)}" if method.arguments else "it has none"
                 setting = f", but train.{key} is a training setting" if key in SETTINGS else suggest(key, known)
                 raise RecipeError(
                     f"{self.place.at((*path, key))}: '{step.method}' has no option '{key}'{setting}: {choose}"

@@ -164,10 +164,17 @@ def _require_network(step: StepSpec, merged: Any, members: DeepEnsemble) -> None
         raise EnfoldError(
             f"{rule}, got {type(merged).__name__}: return an nn.Module, for example models.network(state)"
         )
-    shapes, wanted = ({n: t.shape for n, t in each.state_dict().items()} for each in (merged, members.member(0)))
+    found, member = merged.state_dict(), members.member(0).state_dict()
+    shapes, wanted = ({n: t.shape for n, t in each.items()} for each in (found, member))
     different = sorted(shapes.keys() ^ wanted.keys()) or [name for name in wanted if shapes[name] != wanted[name]]
     if different:
         raise EnfoldError(f"{rule}, but '{different[0]}' of its {type(merged).__name__} differs: return such a network")
+    broken = [n for n, t in found.items() if not t.isfinite().all() and member[n].isfinite().all()]
+    if broken:
+        raise EnfoldError(
+            f"'{step.method}' must return finite weights, got NaN or infinite values in '{broken[0]}' from finite ones "
+            "of the members: change its options or its code"
+        )
 
 
 def _distill(
