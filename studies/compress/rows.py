@@ -65,6 +65,7 @@ ROWS: dict[str, Row] = {
     "mixup 2x": Row(perturb=Mixup(), length=2),
     "cutmix 2x": Row(perturb=CutMix(), length=2),
     "cutmix 4x": Row(perturb=CutMix(), length=4),
+    "cutmix 8x": Row(perturb=CutMix(), length=8),
     "cutmix + labels 2x": Row(perturb=CutMix(), labels=0.5, length=2),
     "mixup 4x": Row(perturb=Mixup(), length=4),
     "noise 2x": Row(perturb=Gaussian(step=25.5), length=2),
