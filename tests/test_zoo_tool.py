@@ -43,8 +43,7 @@ def test_every_failure_is_an_outcome_and_the_other_checks_run(monkeypatch):
         "after": lambda case: None,
     }
     monkeypatch.setattr(runner, "CHECKS", checks)
-    monkeypatch.setattr(runner, "SECONDS", 1.0)
-    found = {name: result["outcome"] for name, result in runner.tried(ENTRY, list(checks)).items()}
+    found = {name: result["outcome"] for name, result in runner.tried(ENTRY, list(checks), limit=4.0).items()}
     assert found == {
         "fine": "ok",
         "refused": "refused",

@@ -231,6 +231,14 @@ def test_a_label_too_long_for_a_file_is_refused_before_anything_is_written(enfol
 SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 
 
+@pytest.fixture(autouse=True)
+def hangups_are_not_ignored():
+    """As they are if the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def at_step(monkeypatch, number, action):
     """Do something in the training step of that number."""
     step, left = loop.Fit._step, [number]
