@@ -232,11 +232,13 @@ SIGNALS = [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
 
 
 @pytest.fixture(autouse=True)
-def hangups_are_not_ignored():
-    """As they are if the tests run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def signals_are_not_ignored():
+    """A shell ignores hangups under nohup, and interrupts of its background jobs: processes inherit both."""
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, hangup)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def at_step(monkeypatch, number, action):
