@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import enfold
+from enfold.compress.scores import Scores
+from enfold.data.convert import as_data
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -90,8 +92,9 @@ def test_packed_sequences_and_labels_that_are_unknown():
     batches = [(rnn.pack_sequence(words, enforce_sorted=False), labels)]
     ensemble = enfold.DeepEnsemble(Tagger, 3, seed=0)
     enfold.fit(ensemble, batches, task="multilabel", epochs=2, quiet=True)
-    found = enfold.compress(ensemble, batches, batches, epochs=1, budget=2.0, quiet=True)
-    tried = {trial.name: trial for trial in found.trials}
-    assert tried["ensemble of 2"].cost == 2.0
-    assert tried["control"].cost == tried["distill"].cost == 1.0
-    assert [trial.note for trial in found.trials if trial.note.startswith("failed")] == []
+    found = enfold.compress(ensemble, batches, batches, epochs=1, quiet=True)
+    assert {"average", "regmean", "control", "distill"} <= {trial.name for trial in found.trials}
+    failed = [trial.name for trial in found.trials if trial.note.startswith("failed")]
+    assert failed == ["fisher"]  # needs gradients of single examples
+    scores = Scores(as_data(batches, batches), ensemble.task, "nll", {}, {}, ensemble.member(0))
+    assert scores.cost(ensemble) == 3.0
