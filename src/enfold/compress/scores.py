@@ -84,19 +84,23 @@ def all_scores(found: RowPredictions) -> dict[str, float]:
     return scores if calibrated is None else scores | {CALIBRATED: calibrated}
 
 
-def rank(scores: dict[str, float], criterion: str) -> float:
-    """Return what networks are chosen by, lower is better: the criterion, for an NLL the mean of it before and after
-    calibration.
+def rank(scores: dict[str, float], criterion: str, ensemble: float) -> float:
+    """Return what networks are chosen by, lower is better: the criterion, or for an NLL
+
+        cNLL + max(0, NLL - NLL of the ensemble)
 
     A temperature is free. By the NLL alone, training on mixed labels, which calibrates, would be preferred to what the
-    ensemble knows.
+    ensemble knows; so the NLL counts only as far as it is above that of the ensemble.
 
     Args:
         scores: The scores of a network on validation examples.
         criterion: The criterion of the task.
+        ensemble: The criterion of the ensemble.
     """
     own = scores.get(criterion, math.inf)
-    return (own + scores[CALIBRATED]) / 2 if criterion == "nll" and CALIBRATED in scores else own
+    if criterion != "nll" or CALIBRATED not in scores:
+        return own
+    return scores[CALIBRATED] + max(0.0, own - ensemble)
 
 
 def _has_same_shapes(one: nn.Module, other: nn.Module) -> bool:

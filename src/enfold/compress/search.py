@@ -361,7 +361,7 @@ class Search:
         return [trial for trial in self.runner.trials if trial.is_candidate]
 
     def _loss(self, trial: Trial, setting: Setting) -> float:
-        return rank(trial.scores, setting.diagnosis.criterion)
+        return _loss(trial, setting.diagnosis)
 
     def _choose(self, diagnosis: Diagnosis, found: RowPredictions, longer: int) -> Compression:
         candidates, runner = self._candidates(), self.runner
@@ -371,7 +371,7 @@ class Search:
         alone = [trial for trial in candidates if trial.kind == "control" or trial.name == "best member"]
         most = min((trial.scores.get(name, math.inf) for trial in alone), default=math.inf)
         allowed = [trial for trial in candidates if trial.scores.get(name, math.inf) <= most] or candidates
-        chosen = min(allowed, key=lambda trial: (rank(trial.scores, name), trial.cost))
+        chosen = min(allowed, key=lambda trial: (_loss(trial, diagnosis), trial.cost))
         runner.log.log_settings({"recommended": chosen.name})
         return Compression(
             chosen,
@@ -386,6 +386,10 @@ class Search:
             self.left_out,
             runner.resumed,
         )
+
+
+def _loss(trial: Trial, diagnosis: Diagnosis) -> float:
+    return rank(trial.scores, diagnosis.criterion, diagnosis.ensemble)
 
 
 def _for_one(config: TrainConfig, member: int) -> TrainConfig:
