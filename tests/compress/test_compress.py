@@ -1,6 +1,7 @@
 """compress: the choice is never worse than the best member or the control, and its reasons are stated."""
 
 import copy
+import itertools
 import json
 
 import pytest
@@ -11,8 +12,8 @@ import enfold
 from enfold import EnfoldError
 from enfold.compress.limits import parse_budget, parse_time
 from enfold.compress.runner import Work
-from enfold.compress.scores import calibrated_nll, rank
-from enfold.metrics import Predictions, nll
+from enfold.compress.scores import rank
+from enfold.metrics import Predictions, calibrated_nll, nll
 
 from .helpers import SETTINGS, TRAIN, VAL, make
 
@@ -118,8 +119,12 @@ def test_a_search_with_a_time_limit_continues_with_its_plan(members, tmp_path):
 
 def test_time_that_is_left_is_used_for_longer_trainings_and_control(members):
     found = enfold.compress(members, TRAIN, VAL, time="1 h", **{**SETTINGS, "epochs": 2})
-    longest = [trial for trial in found.trials if trial.epochs == 4]
-    assert sorted(trial.kind for trial in longest) == ["control", "distillation"]
+    lengths = sorted({trial.epochs for trial in found.trials if trial.epochs > 2})
+    assert lengths in ([4], [4, 8], [4, 8, 16])
+    for length in lengths:
+        assert sorted(trial.kind for trial in found.trials if trial.epochs == length) == ["control", "distillation"]
+    best = [min(rank(t.scores, "nll") for t in found.trials if t.is_candidate and t.epochs <= e) for e in (2, *lengths)]
+    assert all(after < before for before, after in itertools.pairwise(best[:-1])), "only while it improves"
 
 
 def test_a_time_limit_holds(members):

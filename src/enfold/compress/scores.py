@@ -6,21 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from enfold.cost import flops, stored_bytes
 from enfold.data import Data, Split
 from enfold.data.convert import first_inputs
 from enfold.ensemble import Ensemble
-from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.metrics import Predictions, RegressionPredictions, calibrated_scores, gain_recovered, metrics_for
+from enfold.metrics import calibrated_nll, gain_recovered, metrics_for
 from enfold.metrics.predictions import RowPredictions
 from enfold.tasks import StudentTask, Task
 
 CALIBRATED = "cnll"
-FEWEST = 100  # examples to fit a temperature on one half of them
 
 
 @dataclass(frozen=True)
@@ -85,28 +82,6 @@ def all_scores(found: RowPredictions) -> dict[str, float]:
     scores = {name: metric(found) for name, metric in metrics_for(found).items()}
     calibrated = calibrated_nll(found)
     return scores if calibrated is None else scores | {CALIBRATED: calibrated}
-
-
-def calibrated_nll(found: RowPredictions) -> float | None:
-    """Return the NLL at a temperature, or a scale, that is fitted on the other half of the examples.
-
-    Args:
-        found: The predictions.
-
-    Returns:
-        The mean of both halves; None for tasks without an NLL, and for fewer than `FEWEST` examples.
-    """
-    if len(found) < FEWEST or not isinstance(found, (Predictions, RegressionPredictions)):
-        return None
-    if "nll" not in metrics_for(found):
-        return None
-    halves = [found.select(torch.arange(start, len(found), 2)) for start in (0, 1)]
-    try:
-        both = [calibrated_scores(*pair)[CALIBRATED] for pair in (halves, halves[::-1])]
-    except EnfoldError:  # a half with the targets of the other, or without a scale
-        return None
-    weights = [len(half) / len(found) for half in halves]
-    return sum(weight * value for weight, value in zip(weights, both, strict=True))
 
 
 def rank(scores: dict[str, float], criterion: str) -> float:
