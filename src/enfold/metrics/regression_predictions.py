@@ -281,7 +281,7 @@ class QuantilePredictions(RegressionPredictions):
         return QuantilePredictions(self.quantiles, self.targets, self.levels, weights=known)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _normal_levels(levels: tuple[float, ...]) -> list[float]:
     """Return the quantiles of N(0, 1) as numbers, so that an exported graph has no operation for them."""
     return [NormalDist().inv_cdf(level) for level in levels]
