@@ -30,7 +30,7 @@ goldens: $(READY) ## record the values of every method again, in tests/goldens; 
 	$(BIN)/python -m tests.goldens.record demo
 
 smoke: $(READY) ## run every study at the smoke scale, on data that ships with enfold
-	$(BIN)/python -m pytest -n 2 -m slow tests/studies
+	$(BIN)/python -m pytest -n 2 -m slow --timeout 600 tests/studies
 
 results: $(READY) ## check that the pages agree with the stored results
 	$(BIN)/python -m studies.check
@@ -96,7 +96,7 @@ $(EXAMPLES): $(READY)
 	touch $(EXAMPLES)
 
 examples: $(EXAMPLES) ## run and check the examples and the notebook, in about two minutes on two free cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow" --durations=30 \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 600 -m "slow or not slow" --durations=30 \
 		tests/test_examples.py tests/test_notebook.py
 
 ZOO := .venv-zoo/.ready
