@@ -67,7 +67,8 @@ class Scores:
             return 1.0
         inputs = self._example()
         try:
-            return flops(network, inputs) / flops(self.member, inputs)
+            # For the same batch, whose number of examples cancels; a batch of graphs does not show it.
+            return flops(network, inputs, examples=1) / flops(self.member, inputs, examples=1)
         except (ZeroDivisionError, RuntimeError, TypeError):  # operations that are not counted
             sizes = [sum(p.numel() for p in each.parameters()) for each in (network, self.member)]
             passes = network.num_members if isinstance(network, Ensemble) else 1
