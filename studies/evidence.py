@@ -1,8 +1,9 @@
 """Evidence: the numbers that runs have stored for a row of a table, one value for each seed.
 
-A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K"; with
-" weighted by KIND", its members have the weights of `fit_weights`, and with " + temperature" at the end, its outputs are
-divided by the temperature, both fitted on validation data. With several runs the name is "RUN/LABEL". A number from an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as fashion/alignment/rows/0.
+A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K". With
+" weighted by KIND", its members have the weights of `fit_weights`, and with " + temperature" at the end, its outputs
+are divided by the temperature, both fitted on validation data. With several runs the name is "RUN/LABEL". A number from
+an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as fashion/alignment/rows/0.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The theory of averaging on the stored predictions of a run: votes, Jensen's gap, decompositions, Theorem 1.
 
-The identities are exact; the tree has both sides of each, so that a table shows by how much they differ in floating point.
+The identities are exact: of each, the tree has the difference of its sides, which is that of rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from enfold.metrics.theory import (
     ambiguity_decomposition,
     bias_variance_covariance,
     jensen_gap,
-    left_out_fraction,
     majority_vote_accuracy,
 )
 from enfold.metrics.theory_scores import theory_scores
@@ -32,10 +31,7 @@ RANK_ONE = "batch-ensemble"  # the step whose members form a BatchEnsemble
 def theory_tree(seed_run: SeedRun) -> dict[str, Any]:
     """Return the numbers of the theory for the members of one seed."""
     predictions = seed_run.run.read_predictions("ensemble")
-    found: dict[str, Any] = {
-        "voters": {str(count): majority_vote_accuracy(count, 1 - ACCURACY) for count in VOTERS},
-        "left out": left_out_fraction(len(seed_run.data.train)),
-    }
+    found: dict[str, Any] = {"voters": {str(count): majority_vote_accuracy(count, 1 - ACCURACY) for count in VOTERS}}
     if predictions is not None:
         test = predictions["test"]
         found |= {"ensemble": _scores(test), "ambiguity": _ambiguity(test), "bias and variance": _variance(test)}

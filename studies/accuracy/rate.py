@@ -1,7 +1,7 @@
 """The rate of this machine for the study: python -m studies.accuracy.rate
 
-Trains the network for some steps in float32 and in bfloat16, and prints operations per second, the accuracy reached, and the
-time that one network of the study needs. Two minutes on two cores.
+Trains the network for some steps in float32 and in bfloat16, and prints operations per second, the accuracy reached,
+and the time that one network of the study needs. Two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ def measure(precision: str, steps: int) -> dict[str, Any]:
     (recipe,) = make_recipes("accuracy-cifar10", "laptop").values()
     data = recipe.data.load()
     train, test = data.train, data.test
-    assert isinstance(train, Split) and isinstance(test, Split)  # CIFAR-10 is in memory
+    if not isinstance(train, Split) or not isinstance(test, Split):
+        raise TypeError("CIFAR-10 must be in memory")
     torch.manual_seed(0)
     network = make(recipe.network, data.shape, data.num_classes)
     with FlopCounterMode(display=False) as counter:
@@ -40,7 +42,7 @@ def measure(precision: str, steps: int) -> dict[str, Any]:
     small = data.replace(train=train[: steps * config.batch_size], val=None)
     ends = [time.perf_counter()]
     fit(network, small, config=config, on_epoch=lambda epoch: _note(epoch, ends), quiet=True)
-    seconds = statistics.median(after - before for before, after in zip(ends[1:], ends[2:], strict=False))
+    seconds = statistics.median(after - before for before, after in pairwise(ends[1:]))
     images = steps * config.batch_size / seconds
     return {
         "images per second": round(images),

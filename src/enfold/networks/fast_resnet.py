@@ -35,7 +35,8 @@ class Group(nn.Module):
 class FastResNet(nn.Module):
     """A convolution, groups that halve the image, global max-pooling and a linear head.
 
-    Weights are stored channels-last. For 3 input channels and 10 classes, 1,978,026 parameters and 152 million multiply-adds per 32x32 image.
+    Weights are stored channels-last. For 3 input channels and 10 classes, 1,978,026 parameters and 152 million
+    multiply-adds per 32x32 image.
 
     Args:
         in_channels: Channels of the images.
