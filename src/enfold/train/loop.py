@@ -33,7 +33,7 @@ from enfold.io.files import digest
 from enfold.io.identity import plain
 from enfold.io.stopping import Stop, stops_by_itself
 from enfold.loggers import Log, LoggerLike, as_log, with_log
-from enfold.metrics import metrics_for, per_member
+from enfold.metrics import calibrated_nll, metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.tasks import Task, as_task, known_task, training_task
@@ -185,7 +185,7 @@ class Fit:
         self.history, self.place, self.stop, self.agreed = History(), Place(), Stop(), False
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
         self.has_validation_targets = has_targets(data.val)
-        self.chooses = config.select == "best" and has_examples(data.val)
+        self.chooses = config.select != "last" and has_examples(data.val)
         if checkpoint is not None:
             require_tensors(model.state_dict(), "a checkpoint is written")
         self.start = ""
@@ -285,7 +285,7 @@ class Fit:
             started = time.perf_counter()
             scores = self._scores()
             self.history.start = Epoch(-1, [], **scores, lr=0.0, seconds=time.perf_counter() - started)
-            self.selection.update(0, self.history.start.validation_loss)
+            self.selection.update(0, self.history.start.selected_by)
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
@@ -301,7 +301,7 @@ class Fit:
             record = self._record(epoch, _mean(place.losses, place.sizes), started - place.seconds, steps)
             self.history.epochs.append(record)
             if self.chooses:
-                self.selection.update(epoch + 1, record.validation_loss)
+                self.selection.update(epoch + 1, record.selected_by)
         if isinstance(self.model, Ensemble):
             self.model.on_epoch_end(epoch + 1, self.config)
         with self.average.use_averages():
@@ -419,11 +419,15 @@ class Fit:
         loss, score = metrics[validation.criterion], metrics[validation.score]
         self.history.criterion, self.history.score = loss.name, score.name
         several = validation.num_members > 1
+        calibrated: list[float | None] = []
+        if self.config.select == "calibrated":
+            calibrated = [calibrated_nll(validation.member(index)) for index in range(validation.num_members)]
         return {
             "validation_loss": per_member(loss, validation).tolist(),
             "validation_score": per_member(score, validation).tolist(),
             "ensemble_loss": loss(validation) if several else None,
             "ensemble_score": score(validation) if several else None,
+            "calibrated_loss": [] if None in calibrated else calibrated,
         }
 
     def _divergences(self) -> dict[str, Any]:
