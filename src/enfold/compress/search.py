@@ -203,8 +203,9 @@ class Search:
             (f"ensemble of {count}", ensemble, cost, size, members),
             ("best member", best, 1.0, 1.0, network if runner.allows(1, 1) else None),
         ):
-            gain = scores.gain(own)
-            runner.add(Trial(name, "", own, gain, passes, 0, 0.0, "", "reference", size=bytes_, network=shipped))
+            gain, calibrated = scores.gain(own), scores.calibrated_gain(own)
+            row = Trial(name, "", own, gain, passes, 0, 0.0, "", "reference", size=bytes_, network=shipped)
+            runner.add(replace(row, calibrated_gain=calibrated))
 
     # Trainings
 
