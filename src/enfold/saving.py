@@ -23,11 +23,11 @@ from enfold import ensembles
 from enfold.arguments import check_arguments
 from enfold.calibrate import Calibrated
 from enfold.engines.attributes import different_attribute
-from enfold.engines.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.engines.initialization import make_blank
 from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles import DeepEnsemble, MixedEnsemble
 from enfold.errors import EnfoldError
+from enfold.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.io.checkpoints import require_tensors, with_ties
 from enfold.io.files import atomic_path, parsing, sha256
 from enfold.io.manifest import CONFIG, LIBRARY, VALUES, all_integers, described_model, model_files, unreadable
