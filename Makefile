@@ -22,8 +22,8 @@ demo: $(READY) ## train 4 members, distill and merge them, evaluate everything, 
 test: $(READY) ## the tests, in about two minutes on two free cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-slow: $(READY) ## the tests that train longer
-	$(BIN)/python -m pytest -m slow
+slow: $(READY) ## the tests that train longer, all combinations of parameters, the smoke scale of the studies
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 goldens: $(READY) ## record the values of every method again, in tests/goldens; read the diff before you commit it
 	$(BIN)/python -m tests.goldens.record

@@ -5,6 +5,7 @@ Tensors have the names of the model's state dict, so a single network can be loa
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import platform
@@ -118,9 +119,12 @@ def describe(model: nn.Module) -> dict[str, Any]:
     return {"kind": "network", "class": type(model).__name__, "task": task_to_dict(task_of(model))}
 
 
+_find_version = functools.cache(version)  # a search through the installed packages takes milliseconds
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
-    packages = {name: version(name) for name in ("enfold", "torch", "numpy", "safetensors")}
+    packages = {name: _find_version(name) for name in ("enfold", "torch", "numpy", "safetensors")}
     return {"python": platform.python_version(), **packages}
 
 

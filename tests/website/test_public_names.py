@@ -3,8 +3,6 @@
 import importlib
 import inspect
 
-import pytest
-
 import enfold
 from website import api, methods
 
@@ -13,15 +11,17 @@ NAMES = sorted(
 )
 
 
-@pytest.mark.parametrize(("path", "module", "name"), NAMES, ids=[path for path, *_ in NAMES])
-def test_a_public_name_has_a_docstring(path, module, name):
-    value = getattr(importlib.import_module(module), name)
+def test_every_public_name_has_a_docstring():
+    assert len(NAMES) > 400
+    assert [path for path, module, name in NAMES if not is_documented(module, name)] == []
+
+
+def is_documented(module, name):
+    owner = importlib.import_module(module)
+    value = getattr(owner, name)
     if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
-        assert (value.__doc__ or "").strip()
-    else:
-        owner = importlib.import_module(module)
-        found = [line for line in inspect.getsource(owner).splitlines() if line.startswith(name)]
-        assert found or name in vars(owner)
+        return bool((value.__doc__ or "").strip())
+    return name in vars(owner) or any(line.startswith(name) for line in inspect.getsource(owner).splitlines())
 
 
 def test_the_names_of_enfold_are_on_its_page():
