@@ -1,4 +1,4 @@
-"""Compression: the single network to ship in place of an ensemble, found by trying what is promising."""
+"""Compression: the single network to ship in place of an ensemble, found by a search over merges, distillations and ensembles."""
 
 import sys
 import types

@@ -45,7 +45,7 @@ def refuse_arguments(**given: object) -> None:
     """Refuse arguments of `fit` that need the training in this process."""
     for name, value in given.items():
         if value is not None:
-            raise EnfoldError(f"{name} follows a training in this process, got executor as well: leave out {name}")
+            raise EnfoldError(f"{name} needs a training in this process, got executor as well: leave out {name}")
 
 
 def require_independent(model: nn.Module, config: TrainConfig) -> Ensemble:
