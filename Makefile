@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples install-check fuzz \
+.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples install-check fuzz versus \
 	soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -30,7 +30,7 @@ goldens: $(READY) ## record the values of every method again, in tests/goldens; 
 	$(BIN)/python -m tests.goldens.record demo
 
 smoke: $(READY) ## run every study at the smoke scale, on data that ships with enfold
-	$(BIN)/python -m pytest -n 2 -m slow tests/studies
+	$(BIN)/python -m pytest -n 2 -m slow --timeout 600 tests/studies
 
 results: $(READY) ## check that the pages agree with the stored results
 	$(BIN)/python -m studies.check
@@ -80,13 +80,23 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/streams.py
 
+VERSUS := .venv-versus/.ready
+$(VERSUS): pyproject.toml constraints.txt bench/versus/requirements.txt
+	$(PYTHON) -m venv .venv-versus
+	.venv-versus/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[report]' \
+		--requirement bench/versus/requirements.txt
+	touch $(VERSUS)
+
+versus: $(VERSUS) ## enfold beside other packages, in about an hour of a quiet machine; goes on where it was stopped
+	PYTHONPATH=bench .venv-versus/bin/python -m versus
+
 EXAMPLES := .venv/.examples
 $(EXAMPLES): $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,examples]'
 	touch $(EXAMPLES)
 
 examples: $(EXAMPLES) ## run and check the examples and the notebook, in about two minutes on two free cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow or not slow" --durations=30 \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 600 -m "slow or not slow" --durations=30 \
 		tests/test_examples.py tests/test_notebook.py
 
 ZOO := .venv-zoo/.ready
@@ -106,4 +116,4 @@ soak: $(READY) ## kill a small run at 200 random moments and stop it at 40: the 
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak --out results/soak.json
 
 clean: ## remove the environments and runs of these targets
-	rm -rf .venv .venv-zoo runs
+	rm -rf .venv .venv-zoo .venv-versus runs

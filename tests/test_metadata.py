@@ -1,6 +1,7 @@
 """Imports are declared: as dependencies, or in an extra if they are local imports."""
 
 import ast
+import re
 import sys
 import tomllib
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from enfold.cli.listings import PACKAGES
 from enfold.errors import MissingExtra
@@ -92,3 +94,12 @@ def test_a_missing_package_is_named_with_its_install_line(package, work, monkeyp
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"pip install 'enfold\[report\]'"):
         work()
+
+
+def test_the_version_is_the_newest_of_the_changelog_and_that_of_the_citation():
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = next(each for each in headings if each != "Unreleased")
+    version, date = re.fullmatch(r"(\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)", newest).groups()
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert PROJECT["version"] == version == citation["version"]
+    assert date == str(citation["date-released"])

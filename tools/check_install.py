@@ -1,7 +1,8 @@
 """Install enfold into an empty environment and start every command there: ``make install-check``.
 
 Three times: with the required dependencies, with all extras, and with the lowest versions that pyproject.toml allows.
-The build of torch is always that of constraints.txt.
+The source distribution is built from the checkout and the wheel from the source distribution. The build of torch is
+always that of constraints.txt.
 """
 
 from __future__ import annotations
@@ -60,6 +61,15 @@ def lowest(requirements: list[str]) -> list[str]:
     return [text.replace(">=", "==") for text in requirements if not text.startswith((FIXED, "enfold["))]
 
 
+def build(folder: Path, version: str) -> Path:
+    """Build the source distribution, and the wheel from it; return the wheel."""
+    call(sys.executable, "-m", "venv", folder / "tools")
+    call(folder / "tools" / "bin" / "pip", "install", "--disable-pip-version-check", "build")
+    call(folder / "tools" / "bin" / "python", "-m", "build", "--outdir", folder, ROOT)
+    (folder / f"enfold-{version}.tar.gz").stat()
+    return next(folder.glob(f"enfold-{version}-*.whl"))
+
+
 def check(binaries: Path, folder: Path) -> None:
     """Start every verb, and run a small recipe."""
     call(binaries / "enfold", "--version")
@@ -80,10 +90,10 @@ def main() -> None:
         def report(what: str) -> None:
             print(f"{time.monotonic() - started:5.0f} s  {what}", flush=True)
 
+        wheel = build(folder, project["version"])
+        report(f"built {wheel.name}")
         call(sys.executable, "-m", "venv", folder / "venv")
         binaries = folder / "venv" / "bin"
-        call(binaries / "pip", "wheel", "--no-deps", "--wheel-dir", folder, ROOT)
-        (wheel,) = folder.glob("*.whl")
         pip = (binaries / "pip", "install", "--disable-pip-version-check")
         call(*pip, "--constraint", ROOT / "constraints.txt", wheel)
         report("core installed")

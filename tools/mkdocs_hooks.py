@@ -43,6 +43,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Show the reason of code that is not run, and hide what only the tests need."""
+    if page.file.src_uri == "README.md":
+        page.meta["hide"] = ["navigation"]
     if page.file.src_uri == "docs/methods.md":
         markdown = methods.overview(markdown)
     markdown = contents.without_links_to_code(methods.link_pages(markdown), page.file.src_uri)

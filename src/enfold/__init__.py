@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # names of methods, written by tools/make_method_names.py
     from enfold.distill.losses.proxy_end2 import ProxyEnD2 as ProxyEnD2
     from enfold.distill.perturb.conf_ods import ConfODS as ConfODS
     from enfold.distill.perturb.cutmix import CutMix as CutMix
+    from enfold.distill.perturb.cutmix_mixup import CutMixMixup as CutMixMixup
     from enfold.distill.perturb.gaussian import Gaussian as Gaussian
     from enfold.distill.perturb.mixup import Mixup as Mixup
     from enfold.distill.perturb.ods import ODS as ODS

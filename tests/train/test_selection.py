@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from enfold.data.convert import as_data
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.ensembles.mixed_ensemble import MixedEnsemble
+from enfold.evaluate import predict
+from enfold.metrics import calibrated_nll
+from enfold.train import fit
 from enfold.train.selection import Selection
 
 
@@ -91,3 +96,39 @@ def test_record_and_restore():
     fresh = Selection(counter(), None)
     fresh.restore(fresh.record(), {})
     assert fresh.best == [float("inf")]
+
+
+def noisy(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return examples whose labels are wrong in part, on which a large network becomes overconfident."""
+    source = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(120, 6, generator=source)
+    return inputs, (inputs[:, 0] + inputs[:, 1] + torch.randn(120, generator=source) > 0).long()
+
+
+def test_the_calibrated_epoch_has_the_lowest_nll_at_a_temperature():
+    train, val = noisy(0), noisy(1)
+    found = {}
+    for select in ("best", "calibrated"):
+        torch.manual_seed(0)
+        members = DeepEnsemble(lambda: nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 2)), 2)
+        history = fit(members, train, val, epochs=12, lr=0.02, batch_size=30, select=select, quiet=True)
+        found[select] = history, predict(members, as_data(train, val).val)
+    history, predictions = found["calibrated"]
+    records = [history.start, *history.epochs]
+    for member in range(2):
+        values = [record.calibrated_loss[member] for record in records]
+        assert history.chosen[member] == values.index(min(values))
+        assert calibrated_nll(predictions.member(member)) == pytest.approx(min(values), rel=1e-6)
+    assert found["best"][0].chosen != history.chosen
+    assert all(not record.calibrated_loss for record in found["best"][0].epochs)
+
+
+def test_without_an_nll_the_calibrated_epoch_is_the_best_one():
+    inputs = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+    examples = (inputs, inputs[:, :1].square())
+    chosen = []
+    for select in ("best", "calibrated"):
+        torch.manual_seed(0)
+        history = fit(nn.Linear(6, 1), examples, examples, epochs=4, lr=0.1, select=select, quiet=True)
+        chosen.append((history.chosen, [record.validation_loss for record in history.epochs]))
+    assert chosen[0] == chosen[1]

@@ -71,8 +71,8 @@ def compress(
             needed; above 1 ensembles are tried, too.
         memory: Largest size relative to one member, such as "1.5x"; None for no limit beside the budget.
         time: Limit of the search, such as "30 min" or a number of seconds: routes are left out and epochs are
-            shortened to fit, and if time is left, the final trainings are repeated with twice the epochs. None for no
-            limit.
+            shortened to fit, and if time is left, the final trainings are repeated with 2, 4 and 8 times the epochs, as
+            long as that improves. None for no limit.
         student: Function that makes a network of another architecture to distil into, or a list of them.
         base: Network that the members were fine-tuned from, for the merges that use it.
         folds: For members of a cross-validation: the number of folds of `fit(..., folds=M)`, the fold of each example,

@@ -151,6 +151,8 @@ class Route:
         if self.is_out_of_fold and setting.folds is not None:
             teacher = OutOfFoldTeacher(setting.members, setting.folds)
         config = setting.settings(epochs)
+        if config.select == "best":  # of the teachers' confidence every epoch is right, by what they know the last ones
+            config = config.replace(select="calibrated")
         if self.is_averaged:
             config = config.replace(ema=average_decay(setting, epochs))
         return distill(

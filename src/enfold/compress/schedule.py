@@ -16,7 +16,8 @@ FIRST = 8  # the first one of many routes
 FEW = 5  # routes that are compared in one round
 KEPT = 3  # one route in KEPT goes from the first round to the second
 FEWEST = 3  # routes that are tried even if trainings must be shortened for them
-LONG = 2  # times the epochs of the final round, if time is left
+LONG = 2  # times the epochs of the final round, if time is left, as long as that improves
+LONGEST = 8  # times the epochs, at most
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from enfold.cost import flops, stored_bytes
 from enfold.data import Data, Split
 from enfold.data.convert import first_inputs
 from enfold.ensemble import Ensemble
-from enfold.errors import EnfoldError
 from enfold.evaluate import predict
-from enfold.metrics import Predictions, RegressionPredictions, calibrated_scores, gain_recovered, metrics_for
+from enfold.metrics import calibrated_nll, gain_recovered, metrics_for
 from enfold.metrics.predictions import RowPredictions
 from enfold.tasks import StudentTask, Task
 
 CALIBRATED = "cnll"
-FEWEST = 100  # examples to fit a temperature on one half of them
 
 
 @dataclass(frozen=True)
@@ -56,13 +53,22 @@ class Scores:
         mean, ensemble = self.mean_member[criterion], self.ensemble[criterion]
         return gain_recovered(scores[criterion], mean, ensemble, higher_is_better=False)
 
+    def calibrated_gain(self, scores: dict[str, float]) -> float:
+        """Return the fraction of the ensemble's gain in the NLL after calibration; NaN if it is not defined."""
+        known = self.mean_member, self.ensemble, scores
+        if not all(CALIBRATED in each for each in known):
+            return math.nan
+        mean, ensemble, own = (each[CALIBRATED] for each in known)
+        return gain_recovered(own, mean, ensemble, higher_is_better=False)
+
     def cost(self, network: nn.Module) -> float:
         """Return the operations of a prediction relative to one member."""
         if self.member is None or _has_same_shapes(network, self.member):
             return 1.0
         inputs = self._example()
         try:
-            return flops(network, inputs) / flops(self.member, inputs)
+            # For the same batch, whose number of examples cancels; a batch of graphs does not show it.
+            return flops(network, inputs, examples=1) / flops(self.member, inputs, examples=1)
         except (ZeroDivisionError, RuntimeError, TypeError):  # operations that are not counted
             sizes = [sum(p.numel() for p in each.parameters()) for each in (network, self.member)]
             passes = network.num_members if isinstance(network, Ensemble) else 1
@@ -87,41 +93,23 @@ def all_scores(found: RowPredictions) -> dict[str, float]:
     return scores if calibrated is None else scores | {CALIBRATED: calibrated}
 
 
-def calibrated_nll(found: RowPredictions) -> float | None:
-    """Return the NLL at a temperature, or a scale, that is fitted on the other half of the examples.
+def rank(scores: dict[str, float], criterion: str, ensemble: float) -> float:
+    """Return what networks are chosen by, lower is better: the criterion, or for an NLL
 
-    Args:
-        found: The predictions.
-
-    Returns:
-        The mean of both halves; None for tasks without an NLL, and for fewer than `FEWEST` examples.
-    """
-    if len(found) < FEWEST or not isinstance(found, (Predictions, RegressionPredictions)):
-        return None
-    if "nll" not in metrics_for(found):
-        return None
-    halves = [found.select(torch.arange(start, len(found), 2)) for start in (0, 1)]
-    try:
-        both = [calibrated_scores(*pair)[CALIBRATED] for pair in (halves, halves[::-1])]
-    except EnfoldError:  # a half with the targets of the other, or without a scale
-        return None
-    weights = [len(half) / len(found) for half in halves]
-    return sum(weight * value for weight, value in zip(weights, both, strict=True))
-
-
-def rank(scores: dict[str, float], criterion: str) -> float:
-    """Return what networks are chosen by, lower is better: the criterion, for an NLL the mean of it before and after
-    calibration.
+        cNLL + max(0, NLL - NLL of the ensemble)
 
     A temperature is free. By the NLL alone, training on mixed labels, which calibrates, would be preferred to what the
-    ensemble knows.
+    ensemble knows; so the NLL counts only as far as it is above that of the ensemble.
 
     Args:
         scores: The scores of a network on validation examples.
         criterion: The criterion of the task.
+        ensemble: The criterion of the ensemble.
     """
     own = scores.get(criterion, math.inf)
-    return (own + scores[CALIBRATED]) / 2 if criterion == "nll" and CALIBRATED in scores else own
+    if criterion != "nll" or CALIBRATED not in scores:
+        return own
+    return scores[CALIBRATED] + max(0.0, own - ensemble)
 
 
 def _has_same_shapes(one: nn.Module, other: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from enfold.compress.parallel import Trials
 from enfold.compress.result import Compression, Trial
 from enfold.compress.routes import Route, Setting, keep
 from enfold.compress.runner import OutOfTime, Runner
-from enfold.compress.schedule import LONG, count_epochs, make_rounds, plan_epochs
+from enfold.compress.schedule import LONG, LONGEST, count_epochs, make_rounds, plan_epochs
 from enfold.compress.scores import CALIBRATED, Scores, all_scores, rank
 from enfold.compress.store import checkpoint_of
 from enfold.compress.trainings import Control, find_routes, make_controls
@@ -194,8 +194,9 @@ class Search:
             (f"ensemble of {count}", ensemble, cost, size, members),
             ("best member", best, 1.0, 1.0, network if runner.allows(1, 1) else None),
         ):
-            gain = scores.gain(own)
-            runner.add(Trial(name, "", own, gain, passes, 0, 0.0, "", "reference", size=bytes_, network=shipped))
+            gain, calibrated = scores.gain(own), scores.calibrated_gain(own)
+            row = Trial(name, "", own, gain, passes, 0, 0.0, "", "reference", size=bytes_, network=shipped)
+            runner.add(replace(row, calibrated_gain=calibrated))
 
     # Trainings
 
@@ -245,12 +246,21 @@ class Search:
             self._train_on_executor([route.name for route in routes], each.epochs)
             tried = [(self._loss(runner.run_route(route, setting, each.epochs), setting), route) for route in routes]
             routes = keep([route for _, route in sorted(tried, key=lambda pair: pair[0])], each.kept)
-        started = clock.monotonic()
+        started, length = clock.monotonic(), 1
         self._final(setting, routes[:1], controls, epochs)
-        duration = clock.monotonic() - started
-        if runner.limit.seconds is not None and 1.2 * LONG * duration < runner.limit.left():
-            runner.work.planned += LONG * epochs * (len(controls) + sum(route.effort for route in routes[:1]))
-            self._final(setting, routes[:1], controls, LONG * epochs)
+        while runner.limit.seconds is not None and length < LONGEST:
+            duration, before = clock.monotonic() - started, self._lowest(setting)
+            if 1.2 * LONG * duration > runner.limit.left():
+                return
+            started, length = clock.monotonic(), LONG * length
+            runner.work.planned += length * epochs * (len(controls) + sum(route.effort for route in routes[:1]))
+            self._final(setting, routes[:1], controls, length * epochs)
+            if self._lowest(setting) >= before:
+                return
+
+    def _lowest(self, setting: Setting) -> float:
+        """Return the loss of the best network so far."""
+        return min((self._loss(trial, setting) for trial in self._candidates()), default=math.inf)
 
     def _final(self, setting: Setting, finalist: list[Route], controls: dict[str, Control], epochs: int) -> None:
         self._train_on_executor([*controls, *(route.name for route in finalist)], epochs)
@@ -298,7 +308,7 @@ class Search:
         return [trial for trial in self.runner.trials if trial.is_candidate]
 
     def _loss(self, trial: Trial, setting: Setting) -> float:
-        return rank(trial.scores, setting.diagnosis.criterion)
+        return _loss(trial, setting.diagnosis)
 
     def _choose(self, diagnosis: Diagnosis, found: RowPredictions, longer: int) -> Compression:
         candidates, runner = self._candidates(), self.runner
@@ -308,7 +318,7 @@ class Search:
         alone = [trial for trial in candidates if trial.kind == "control" or trial.name == "best member"]
         most = min((trial.scores.get(name, math.inf) for trial in alone), default=math.inf)
         allowed = [trial for trial in candidates if trial.scores.get(name, math.inf) <= most] or candidates
-        chosen = min(allowed, key=lambda trial: (rank(trial.scores, name), trial.cost))
+        chosen = min(allowed, key=lambda trial: (_loss(trial, diagnosis), trial.cost))
         runner.log.log_settings({"recommended": chosen.name})
         return Compression(
             chosen,
@@ -323,6 +333,10 @@ class Search:
             self.left_out,
             runner.resumed,
         )
+
+
+def _loss(trial: Trial, diagnosis: Diagnosis) -> float:
+    return rank(trial.scores, diagnosis.criterion, diagnosis.ensemble)
 
 
 def _for_one(config: TrainConfig, member: int) -> TrainConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enfold.metrics.averaging import averaging_weights, member_log_likelihoods
 from enfold.metrics.bands import ReliabilityBand, reliability_band
 from enfold.metrics.bootstrap import Difference, draw_counts, metric_value, paired_difference, replicates
-from enfold.metrics.calibrated import calibrated_scores
+from enfold.metrics.calibrated import calibrated_nll, calibrated_scores
 from enfold.metrics.calibration import (
     FewExamplesWarning,
     Reliability,
@@ -178,6 +178,7 @@ __all__ = [
     "bias_variance_covariance",
     "bregman_variance",
     "brier",
+    "calibrated_nll",
     "calibrated_scores",
     "cka",
     "class_dice",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from enfold.errors import EnfoldError
 from enfold.metrics.predictions import Predictions, RowPredictions
 from enfold.metrics.regression_predictions import RegressionPredictions
@@ -13,6 +15,7 @@ from enfold.metrics.temperature import apply_temperature, fit_temperature, requi
 
 OF_CLASSES = ("nll", "ece", "brier")
 OF_NUMBERS = ("nll", "crps", "coverage_90")
+FEWEST = 100  # examples to fit a temperature on one half of them
 
 
 def calibrated_scores(test: RowPredictions, validation: RowPredictions) -> dict[str, float]:
@@ -48,3 +51,25 @@ def fit_and_apply(test: RowPredictions, validation: RowPredictions) -> tuple[str
         f"test and validation must be predictions of one task, got {type(test).__name__} and "
         f"{type(validation).__name__}: use the same model and task for both"
     )
+
+
+def calibrated_nll(found: RowPredictions) -> float | None:
+    """Return the NLL at a temperature, or a scale, that is fitted on the other half of the examples.
+
+    Args:
+        found: The predictions.
+
+    Returns:
+        The mean of both halves; None for tasks without an NLL, and for fewer than `FEWEST` examples.
+    """
+    if len(found) < FEWEST or not isinstance(found, (Predictions, RegressionPredictions)):
+        return None
+    if "nll" not in metrics_for(found):
+        return None
+    halves = [found.select(torch.arange(start, len(found), 2)) for start in (0, 1)]
+    try:
+        both = [calibrated_scores(*pair)["cnll"] for pair in (halves, halves[::-1])]
+    except EnfoldError:  # a half with the targets of the other, or without a scale
+        return None
+    weights = [len(half) / len(found) for half in halves]
+    return sum(weight * value for weight, value in zip(weights, both, strict=True))

@@ -42,6 +42,7 @@ def _join(records: Sequence[Epoch], index: int) -> Epoch:
         lr=longest.lr,
         seconds=sum(record.seconds for record in records),
         steps=longest.steps,
+        calibrated_loss=[value for record in records for value in record.calibrated_loss],
     )
 
 

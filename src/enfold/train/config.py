@@ -63,7 +63,8 @@ class TrainConfig:
             `enfold.data.fold_numbers` returns them; None to train all members on all examples.
         augment: Augmentations applied to image batches, in this order: "pad-crop", "flip", "inception-crop".
         select: Which weights are returned: those of the epoch with the lowest validation NLL ("best", separately for
-            every member of a deep ensemble) or those of the last epoch ("last").
+            every member of a deep ensemble), with the lowest validation NLL at a fitted temperature ("calibrated"; by
+            NLL alone, networks that become overconfident are stopped early), or those of the last epoch ("last").
         ema: Decay per step of an exponential moving average of the weights, such as 0.999, which is evaluated and
             returned in place of the last weights; None for none.
         patience: Stop after this many epochs without a lower validation NLL; None to train for all epochs.
@@ -104,7 +105,7 @@ class TrainConfig:
     bootstrap: bool = False
     folds: Annotated[int, Field(ge=2, le=LARGEST)] | None = None
     augment: tuple[str, ...] = ()
-    select: Literal["best", "last"] = "best"
+    select: Literal["best", "calibrated", "last"] = "best"
     ema: BelowOne | None = None
     patience: Annotated[int, Field(ge=1)] | None = None
     precision: Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"] = "float32"
@@ -120,7 +121,7 @@ class TrainConfig:
         self._require("warmup_epochs", self.warmup_epochs <= self.epochs, f"at most epochs = {self.epochs}")
         self._require("tail_low", self.tail_low <= self.tail_factor, f"at most tail_factor = {self.tail_factor}")
         self._require("folds", self.folds is None or not self.bootstrap, "None with bootstrap=True")
-        self._require("patience", self.patience is None or self.select == "best", "None with select='last'")
+        self._require("patience", self.patience is None or self.select != "last", "None with select='last'")
 
     def _require(self, field: str, holds: bool, rule: str) -> None:
         if not holds:

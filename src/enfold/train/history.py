@@ -39,6 +39,8 @@ class Epoch:
         figures: Metrics reported by the model.
         ensemble_score: The score of the mean prediction; None for a single network.
         training: In calls of `on_epoch`, the title of the training, as one call may train several; otherwise empty.
+        calibrated_loss: The validation NLL at a fitted temperature or scale, with select="calibrated"; empty otherwise,
+            and for tasks without an NLL.
     """
 
     epoch: int
@@ -52,6 +54,12 @@ class Epoch:
     figures: dict[str, float] = field(default_factory=dict)
     ensemble_score: float | None = None
     training: str = ""
+    calibrated_loss: list[float] = field(default_factory=list)
+
+    @property
+    def selected_by(self) -> list[float]:
+        """The values by which epochs are selected, lower is better."""
+        return self.calibrated_loss or self.validation_loss
 
 
 @dataclass(repr=False)
@@ -62,7 +70,7 @@ class History:
         epochs: The epochs so far.
         chosen: For each member, the number of epochs after which its weights were taken; 0 for the initial weights.
         start: Scores before training, where epochs are selected.
-        criterion: The metric in `validation_loss`, by which epochs are selected; lower is better.
+        criterion: The metric in `validation_loss`; lower is better.
         score: The metric in `validation_score`.
     """
 

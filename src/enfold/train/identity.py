@@ -16,6 +16,7 @@ from enfold.ensemble import Ensemble
 from enfold.io.files import digest
 from enfold.io.identity import plain
 from enfold.train.config import TrainConfig
+from enfold.train.data_parallel import complete
 
 ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the repr of an object; it differs between processes
 
@@ -75,7 +76,7 @@ def record_end(model: nn.Module) -> None:
 
 
 def _digest_weights(model: nn.Module) -> str:
-    return digest(tensor for _, tensor in _tensors(model))
+    return digest(complete(tensor) for _, tensor in _tensors(model))
 
 
 def _settings(objective: object) -> str:

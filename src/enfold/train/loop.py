@@ -18,13 +18,14 @@ from enfold.data.batches import Batch, Order
 from enfold.data.convert import has_targets
 from enfold.data.dataset import Split, has_examples
 from enfold.engines.inputs import refuse_shape
+from enfold.engines.modes import is_sharded
 from enfold.ensemble import Ensemble, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
 from enfold.io.checkpoints import require_tensors
 from enfold.io.stopping import Stop, stops_by_itself
 from enfold.loggers import Log
-from enfold.metrics import metrics_for, per_member
+from enfold.metrics import calibrated_nll, metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
 from enfold.tasks import Task, as_task, known_task
@@ -132,13 +133,15 @@ class Fit:
         self.history, self.place, self.stop, self.agreed = History(), Place(), Stop(), False
         self.scaler = torch.amp.GradScaler(config.device, enabled=config.precision == "float16")
         self.has_validation_targets = has_targets(data.val)
-        self.chooses = config.select == "best" and has_examples(data.val)
+        self.chooses = config.select != "last" and has_examples(data.val)
         if checkpoint is not None:
             require_tensors(model.state_dict(), "a checkpoint is written")
         self.start = ""
         if checkpoint is not None or trajectory is not None:
             self.start = getattr(model, "made_from", None) or initial_weights(self.model, checkpoint)
         if trajectory is not None:
+            if is_sharded(model):
+                raise EnfoldError("trajectory must be None for sharded parameters, got a folder: use checkpoint=")
             trajectory.require(model, self.identity)
 
     def _check(self, num_members: int, own: bool) -> None:
@@ -232,7 +235,7 @@ class Fit:
             started = time.perf_counter()
             scores = self._scores()
             self.history.start = Epoch(-1, [], **scores, lr=0.0, seconds=time.perf_counter() - started)
-            self.selection.update(0, self.history.start.validation_loss)
+            self.selection.update(0, self.history.start.selected_by)
 
     def _epoch(self, epoch: int, bar: ProgressBar) -> Epoch:
         started = time.perf_counter()
@@ -248,7 +251,7 @@ class Fit:
             record = self._record(epoch, _mean(place.losses, place.sizes), started - place.seconds, steps)
             self.history.epochs.append(record)
             if self.chooses:
-                self.selection.update(epoch + 1, record.validation_loss)
+                self.selection.update(epoch + 1, record.selected_by)
         if isinstance(self.model, Ensemble):
             self.model.on_epoch_end(epoch + 1, self.config)
         with self.average.use_averages():
@@ -285,8 +288,9 @@ class Fit:
 
     def _save(self, file: Path, place: Place | None = None) -> None:
         parts = (self.model, self.optimizer, self.selection, self.scaler, self.history)
-        if self.processes.is_first:
-            save_checkpoint(file, *parts, self.identity, self.average, place)
+        if self.processes.is_first or is_sharded(self.model):  # then all processes contribute
+            target = file if self.processes.is_first else None
+            save_checkpoint(target, *parts, self.identity, self.average, place)
         self.processes.wait()
 
     def _store(self, epoch: int) -> None:
@@ -302,7 +306,14 @@ class Fit:
         try:
             with several_examples():
                 losses = backward(
-                    self.model, batch, self.objective, _precision(self.config), self.scaler, noise, context
+                    self.model,
+                    batch,
+                    self.objective,
+                    _precision(self.config),
+                    self.scaler,
+                    noise,
+                    context,
+                    self.processes.weight(self.model, share),
                 )
         except Exception as error:
             if not number:
@@ -366,11 +377,15 @@ class Fit:
         loss, score = metrics[validation.criterion], metrics[validation.score]
         self.history.criterion, self.history.score = loss.name, score.name
         several = validation.num_members > 1
+        calibrated: list[float | None] = []
+        if self.config.select == "calibrated":
+            calibrated = [calibrated_nll(validation.member(index)) for index in range(validation.num_members)]
         return {
             "validation_loss": per_member(loss, validation).tolist(),
             "validation_score": per_member(score, validation).tolist(),
             "ensemble_loss": loss(validation) if several else None,
             "ensemble_score": score(validation) if several else None,
+            "calibrated_loss": [] if None in calibrated else calibrated,
         }
 
     def _divergences(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.perturb.conf_ods import ConfODS
 from enfold.distill.perturb.cutmix import CutMix
+from enfold.distill.perturb.cutmix_mixup import CutMixMixup
 from enfold.distill.perturb.gaussian import Gaussian
 from enfold.distill.perturb.mixup import Mixup
 from enfold.distill.perturb.ods import ODS
@@ -28,7 +29,7 @@ from enfold.train import TrainConfig
 from enfold.train.objective import StepContext
 from students import best
 
-PERTURBATIONS = [Gaussian(), ODS(), ConfODS(), TDivSDiv(), Mixup(), CutMix()]
+PERTURBATIONS = [Gaussian(), ODS(), ConfODS(), TDivSDiv(), Mixup(), CutMix(), CutMixMixup()]
 every = pytest.mark.parametrize("perturb", PERTURBATIONS, ids=lambda perturb: type(perturb).__name__)
 PLAN = TrainConfig(epochs=1, batch_size=4, lr=0.02, select="last")
 
@@ -102,7 +103,9 @@ def test_labels_are_learned_at_clean_inputs_unless_the_batch_is_replaced(perturb
     assert torch.equal(again.seen.inputs, prepared.seen.inputs)
 
 
-@pytest.mark.parametrize("perturb", [TDivSDiv(), Mixup(), CutMix()], ids=lambda perturb: type(perturb).__name__)
+@pytest.mark.parametrize(
+    "perturb", [TDivSDiv(), Mixup(), CutMix(), CutMixMixup()], ids=lambda perturb: type(perturb).__name__
+)
 def test_each_member_may_have_its_own_batch(perturb, pictures):
     teachers, student = DeepEnsemble(population(make_cnn)).eval(), DeepEnsemble(population(make_cnn, seed=7)).train()
     loss = KD(alpha=0.5)

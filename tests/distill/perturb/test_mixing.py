@@ -14,13 +14,14 @@ from enfold.distill import distill
 from enfold.distill.losses.kd import KD
 from enfold.distill.objective import DistillationObjective
 from enfold.distill.perturb.cutmix import CutMix
+from enfold.distill.perturb.cutmix_mixup import CutMixMixup
 from enfold.distill.perturb.mixup import Mixup
 from enfold.distill.teacher import Teacher
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.errors import EnfoldError
 from enfold.train.objective import StepContext
 
-BOTH = pytest.mark.parametrize("kind", [Mixup, CutMix])
+KINDS = pytest.mark.parametrize("kind", [Mixup, CutMix, CutMixMixup])
 DATA = make_pictures(count=12)
 INPUTS = DATA.prepare(DATA.train.inputs)
 BATCH = Batch(INPUTS, DATA.train.labels)
@@ -74,7 +75,7 @@ def test_the_weight_follows_the_beta_distribution():
         assert float(weights.var()) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.25)
 
 
-@BOTH
+@KINDS
 def test_teachers_and_student_have_the_same_mixed_inputs_and_labels(kind):
     """L = (1 - α) (λ CE(y) + (1 - λ) CE(y_partner)) + α KL, all at the mixed inputs."""
     teachers, student = DeepEnsemble(population(make_cnn)).eval(), seeded(make_mlp, 7).eval()
@@ -91,7 +92,7 @@ def test_teachers_and_student_have_the_same_mixed_inputs_and_labels(kind):
     torch.testing.assert_close(found, 0.6 * hard + 0.4 * soft)
 
 
-@BOTH
+@KINDS
 def test_no_labels_are_needed_at_alpha_1(kind):
     """Wrong labels give the same student."""
     teachers = DeepEnsemble(population(make_cnn))
@@ -102,7 +103,7 @@ def test_no_labels_are_needed_at_alpha_1(kind):
         assert torch.equal(first, second)
 
 
-@BOTH
+@KINDS
 def test_training_continues_to_the_same_bits(kind, tmp_path):
     teachers, file = DeepEnsemble(population(make_cnn)), tmp_path / "student.safetensors"
     options = {"perturb": kind(), "loss": KD(alpha=0.5), "epochs": 2, "batch_size": 6, "select": "last"}
@@ -118,11 +119,25 @@ def test_training_continues_to_the_same_bits(kind, tmp_path):
         assert torch.equal(first, second)
 
 
-@BOTH
+@KINDS
 @pytest.mark.parametrize("alpha", [0.0, -1.0, float("inf"), "1"])
 def test_invalid_alpha(kind, alpha):
     with pytest.raises(EnfoldError, match=r"alpha .* got"):
         kind(alpha=alpha)
+
+
+def test_half_of_the_batches_are_those_of_cutmix():
+    """The others are those of mixup, with the same partners and weights."""
+    kinds = []
+    for seed in range(200):
+        mixed, mixture = applied(CutMixMixup(), seed)
+        mixup, expected = applied(Mixup(), seed)
+        assert torch.equal(mixture.partners, expected.partners)
+        kinds.append(torch.equal(mixed.inputs, mixup.inputs))
+        if not kinds[-1]:
+            partners = INPUTS[mixture.partners]
+            assert bool(((mixed.inputs == INPUTS) | (mixed.inputs == partners)).all())
+    assert sum(kinds) == pytest.approx(100, abs=25)
 
 
 def test_tables_have_no_rectangles():

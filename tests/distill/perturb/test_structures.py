@@ -9,7 +9,7 @@ from torch import nn
 import enfold
 from enfold.data import Data, Split
 from enfold.data.batches import Batch
-from enfold.distill.perturb import ODS, ConfODS, CutMix, Gaussian, Mixup, TDivSDiv
+from enfold.distill.perturb import ODS, ConfODS, CutMix, CutMixMixup, Gaussian, Mixup, TDivSDiv
 from enfold.errors import EnfoldError
 from enfold.tasks import Regression
 
@@ -85,7 +85,7 @@ def test_several_tensors_move_as_one_tensor_of_the_same_numbers(perturb):
         assert [each.shape for each in values] == [TABLE.shape, IMAGE.shape]
 
 
-@pytest.mark.parametrize("kind", [Mixup, CutMix])
+@pytest.mark.parametrize("kind", [Mixup, CutMix, CutMixMixup])
 def test_all_tensors_are_mixed_with_the_same_partners(kind):
     images = {"first": IMAGE, "second": 2 * IMAGE + 1}
     mixed, mixture = perturbed(kind(), images)
