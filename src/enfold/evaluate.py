@@ -97,7 +97,7 @@ def predict(
 
 
 def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
-    """Compute every metric of the mean prediction.
+    """Return every metric of the mean prediction by name.
 
     Args:
         test: Predictions on test examples.
