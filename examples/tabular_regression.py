@@ -61,14 +61,15 @@ def main() -> None:
     # Two outputs for each number: the mean, and a value whose softplus is the variance.
     task = Regression(head="gaussian", variance="softplus")
     ensemble = enfold.DeepEnsemble(lambda: Tabular(2), 5)
-    enfold.fit(ensemble, train, val, task=task, epochs=60, lr=3e-3, quiet=True)
+    settings = {"epochs": 40, "batch_size": 20, "quiet": True}
+    enfold.fit(ensemble, train, val, task=task, lr=3e-3, **settings)
 
     models = {"member 0": ensemble.member(0), "ensemble": ensemble}
-    models["distilled"] = enfold.distill(ensemble, train, val, epochs=40, lr=1e-3, quiet=True)
+    models["distilled"] = enfold.distill(ensemble, train, val, lr=1e-3, **settings)
     models["distilled, three outputs"] = enfold.distill(
-        ensemble, train, val, student=lambda: Tabular(3), epochs=80, lr=3e-3, quiet=True
+        ensemble, train, val, student=lambda: Tabular(3), lr=3e-3, **settings
     )
-    models["control"] = enfold.train_control(ensemble, train, val, epochs=40, lr=1e-3, quiet=True)
+    models["control"] = enfold.train_control(ensemble, train, val, lr=1e-3, **settings)
     for name, model in models.items():
         print(enfold.evaluate(model, test, val, reference=ensemble, name=name))
 
