@@ -6,7 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
 .PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples gallery install-check fuzz \
-	soak clean
+	versus soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -80,6 +80,16 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/scale.py
 	$(BIN)/python bench/streams.py
 
+VERSUS := .venv-versus/.ready
+$(VERSUS): pyproject.toml constraints.txt bench/versus/requirements.txt
+	$(PYTHON) -m venv .venv-versus
+	.venv-versus/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[report]' \
+		--requirement bench/versus/requirements.txt
+	touch $(VERSUS)
+
+versus: $(VERSUS) ## enfold beside other packages, in about an hour of a quiet machine; goes on where it was stopped
+	PYTHONPATH=bench .venv-versus/bin/python -m versus
+
 EXAMPLES := .venv/.examples
 $(EXAMPLES): $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,examples]'
@@ -109,4 +119,4 @@ soak: $(READY) ## kill a small run at 200 random moments and stop it at 40: the 
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak --out results/soak.json
 
 clean: ## remove the environments and runs of these targets
-	rm -rf .venv .venv-zoo runs
+	rm -rf .venv .venv-zoo .venv-versus runs

@@ -47,12 +47,24 @@ def cnn() -> nn.Module:
 
 
 def training_step(
-    model: nn.Module, inputs: Tensor, labels: Tensor, *, own: bool = False, objective: Objective | None = None
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    own: bool = False,
+    objective: Objective | None = None,
+    precision: str = "float32",
 ) -> Callable[[], object]:
     """Return a training step: forward, cross-entropy, backward, SGD with momentum; that of `fit` for members.
 
     With `own`, inputs and labels carry a member axis.
     """
+    bf16 = torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
+
+    def loss_of(network: nn.Module) -> Tensor:
+        with bf16:
+            return F.cross_entropy(network(inputs), labels)
+
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3, momentum=0.9)
     batch, minimised = Batch(inputs, labels, own), objective or cross_entropy()
     model.train()
@@ -60,14 +72,14 @@ def training_step(
     def step() -> None:
         optimizer.zero_grad()
         if isinstance(model, Ensemble):
-            backward(model, batch, minimised)
+            backward(model, batch, minimised, bf16 if precision == "bf16" else None)
         elif isinstance(model, PythonLoop):
             for network in model.networks:
-                F.cross_entropy(network(inputs), labels).backward()
+                loss_of(network).backward()
         elif isinstance(model, FactorsByHand):
             F.cross_entropy(model(inputs).flatten(0, 1), labels.repeat(len(model.r[0]))).backward()
         else:
-            F.cross_entropy(model(inputs), labels).backward()
+            loss_of(model).backward()
         optimizer.step()
 
     return step

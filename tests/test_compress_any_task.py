@@ -68,7 +68,7 @@ def test_perturbations_of_two_inputs(perturbation):
     teacher = DeepEnsemble([PROBLEMS["classes"].network(seed=seed) for seed in range(2)])
     settings["student"] = DeepEnsemble([PROBLEMS["classes"].network(seed=seed) for seed in range(2, 4)])
     perturb = methods("perturb")[perturbation].target()
-    if perturbation == "cutmix":
+    if perturbation in ("cutmix", "cutmix_mixup"):
         with pytest.raises(EnfoldError, match=r"perturb.*images"):
             enfold.distill(teacher, batches, perturb=perturb, **settings)
         return

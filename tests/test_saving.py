@@ -36,6 +36,22 @@ def rewrite(path, **changes):
     beside.write_text(json.dumps({key: value for key, value in manifest.items() if value is not None}))
 
 
+def test_members_with_an_lstm_need_one_network_after_they_predicted(tmp_path):
+    """`nn.LSTM` lists its weights in an attribute, which differs in class after a call."""
+
+    class Tagger(nn.LSTM):
+        def forward(self, inputs):
+            return super().forward(inputs)[0]
+
+    def make():
+        return Tagger(3, 4, batch_first=True)
+
+    ensemble = DeepEnsemble(make, 2).eval()
+    expected = ensemble(torch.ones(2, 5, 3))
+    path = save(ensemble, tmp_path / "tagger.safetensors")
+    torch.testing.assert_close(load(path, make)(torch.ones(2, 5, 3)), expected)
+
+
 def test_the_manifest_describes_the_values(members, stored):
     manifest = json.loads(stored.with_suffix(".json").read_text())
     assert manifest == {

@@ -8,6 +8,7 @@ from typing import Any
 from enfold.distill.losses.kd import KD
 from enfold.distill.perturb.conf_ods import ConfODS
 from enfold.distill.perturb.cutmix import CutMix
+from enfold.distill.perturb.cutmix_mixup import CutMixMixup
 from enfold.distill.perturb.gaussian import Gaussian
 from enfold.distill.perturb.mixup import Mixup
 from enfold.distill.perturbation import Perturbation
@@ -23,6 +24,7 @@ class Row:
         start: "member", or "random" for new weights.
         length: Epochs as a multiple of the members'.
         targets: "fresh" for the teachers' predictions of what the student sees; "clean" for those of clean examples.
+        unlabelled: Whether the images that the members were not trained on are seen as well, in as many steps.
         changes: Changes of the settings of training.
     """
 
@@ -31,6 +33,7 @@ class Row:
     start: str = "member"
     length: float = 1.0
     targets: str = "fresh"
+    unlabelled: bool = False
     changes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -69,6 +72,15 @@ ROWS: dict[str, Row] = {
     "cutmix + labels 2x": Row(perturb=CutMix(), labels=0.5, length=2),
     "mixup 4x": Row(perturb=Mixup(), length=4),
     "noise 2x": Row(perturb=Gaussian(step=25.5), length=2),
+    "cutmix or mixup": Row(perturb=CutMixMixup()),
+    "cutmix or mixup 2x": Row(perturb=CutMixMixup(), length=2),
+    "cutmix or mixup 4x": Row(perturb=CutMixMixup(), length=4),
+    "cutmix or mixup 8x": Row(perturb=CutMixMixup(), length=8),
+    "unlabelled 4x": Row(perturb=CutMixMixup(), length=4, unlabelled=True),
+    "unlabelled 8x": Row(perturb=CutMixMixup(), length=8, unlabelled=True),
     "control 2x": Row(labels=1.0, length=2),
     "control 4x": Row(labels=1.0, length=4),
+    "control 8x": Row(labels=1.0, length=8),
+    "control + cutmix or mixup 4x": Row(labels=1.0, perturb=CutMixMixup(), length=4),
+    "control + cutmix or mixup 8x": Row(labels=1.0, perturb=CutMixMixup(), length=8),
 }

@@ -114,15 +114,21 @@ class Cells:
     def train(self, name: str) -> Scores:
         """Train one row, and return its scores after the last and after the best epoch."""
         row, file = ROWS[name], self.folder / f"{slug(name)}.checkpoint"
-        config, timer = self.config(row), Timer()
+        config, data, timer = self.config(row), self.data, Timer()
+        if row.unlabelled:
+            assert self.setting.all_data is not None  # noqa: S101 - rows are chosen by hand
+            own: Any = data.train
+            every: Any = self.setting.all_data(self.seed).train
+            data = data.replace(train=every)  # normalized as the members' images
+            config = config.replace(epochs=round(config.epochs * len(own) / len(every)))
         common: dict[str, Any] = {"config": config, "checkpoint": file, "quiet": True}
         if row.labels == 1 and row.perturb is None:
-            network = enfold.train_control(self.ensemble, self.data, **common)
+            network = enfold.train_control(self.ensemble, data, **common)
         else:
             init: Any = self.best_member() if row.start == "member" else "random"
             with shared_answers(self.answers):
                 network = enfold.distill(
-                    self.teacher(row), self.data, init=init, loss=row.loss, perturb=row.perturb, **common
+                    self.teacher(row), data, init=init, loss=row.loss, perturb=row.perturb, **common
                 )
         found = {"epochs": config.epochs, "best": self.scores(network.eval()), **timer.read()}
         prefix = "average/" if config.ema else "model/"

@@ -37,6 +37,7 @@ class Setting:
         outputs: Number of outputs if the data have no classes.
         stacked: Whether members are trained together, which is faster for small networks.
         given: Function that returns the members of a seed, from a folder of networks; None to train them.
+        all_data: Function that returns the data of a seed with all training images; None if there are no others.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Setting:
     outputs: int | None = None
     stacked: bool = False
     given: Callable[[Path, int], list[nn.Module]] | None = None
+    all_data: Callable[[int], Data] | None = None
 
     def make(self, data: Data) -> Make:
         """Return the function that makes the network; weights are stored channels-last, in which bf16 is fastest."""
@@ -62,7 +64,7 @@ class Setting:
         return network
 
 
-def images(name: str, train: int, val: int) -> Callable[[int], Data]:
+def images(name: str, train: int | None, val: int) -> Callable[[int], Data]:
     """Return a function that loads a part of a built-in data set; the part depends on the seed."""
     return lambda seed: enfold.data.load(name, train_size=train, val_size=val, seed=seed)
 
@@ -98,6 +100,7 @@ SETTINGS: dict[str, Setting] = {
         TrainConfig(epochs=50, batch_size=128, lr=1e-3, select="last"),
         {"lr": 1e-3},
         stacked=True,
+        all_data=images("fashion-mnist", None, 2000),
     ),
     "friedman": Setting(
         "MLP (10-64-64) with a Gaussian head on the Friedman function, 2,000 rows",
@@ -125,10 +128,11 @@ SETTINGS: dict[str, Setting] = {
     ),
     "cnn": Setting(
         "CNN (8-16-32) on fashion-mini, 1,500 images: the demo",
-        lambda seed: enfold.data.load("fashion-mini", train_size=1500, val_size=1000, seed=seed),
+        images("fashion-mini", 1500, 1000),
         {"name": "small-cnn", "channels": [8, 16, 32], "dropout": 0.0},
         TrainConfig(epochs=20, batch_size=64, lr=5e-3, select="last"),
         {"lr": 5e-3},
         stacked=True,
+        all_data=images("fashion-mini", None, 1000),
     ),
 }

@@ -13,6 +13,7 @@ from enfold import EnfoldError
 from enfold.compress.limits import parse_budget, parse_time
 from enfold.compress.runner import Work
 from enfold.compress.scores import rank
+from enfold.data.convert import as_data
 from enfold.metrics import Predictions, calibrated_nll, nll
 
 from .helpers import SETTINGS, TRAIN, VAL, make
@@ -42,6 +43,11 @@ def test_references_and_gain_are_those_of_the_members(result, members):
     own = result.chosen.scores["nll"]
     expected = (own - sum(each) / 3) / (ensemble - sum(each) / 3)
     assert result.chosen.gain == pytest.approx(expected, rel=1e-4)
+    cnll = {trial.name: trial.scores["cnll"] for trial in result.trials}
+    mean, best = cnll["mean member"], cnll["ensemble of 3"]
+    expected = (mean - result.chosen.scores["cnll"]) / (mean - best)
+    assert result.chosen.calibrated_gain == pytest.approx(expected, rel=1e-6)
+    assert f"{round(100 * expected)} % of that at a fitted temperature" in result.recommendation
 
 
 def test_members_of_different_basins_are_not_averaged(result):
@@ -85,6 +91,24 @@ def test_the_result_is_printed_saved_and_drawn(result, tmp_path):
     torch.testing.assert_close(loaded(VAL[0]), result.network(VAL[0]))
 
 
+class Unread:
+    """Batches that must not be read."""
+
+    def __iter__(self):
+        raise AssertionError("test examples were read")
+
+    def __len__(self):
+        return 3
+
+
+def test_test_examples_are_never_read(members):
+    data = as_data(TRAIN, VAL).replace(test=Unread())
+    found = enfold.compress(members, data, base=members.member(0), **{**SETTINGS, "epochs": 2})
+    assert found.chosen.is_candidate
+    with pytest.raises(AssertionError, match="were read"):
+        enfold.evaluate(found.network, data)
+
+
 def test_an_interrupted_search_continues(members, tmp_path, monkeypatch):
     calls = []
     distil = enfold.compress.routes.distill
@@ -123,7 +147,10 @@ def test_time_that_is_left_is_used_for_longer_trainings_and_control(members):
     assert lengths in ([4], [4, 8], [4, 8, 16])
     for length in lengths:
         assert sorted(trial.kind for trial in found.trials if trial.epochs == length) == ["control", "distillation"]
-    best = [min(rank(t.scores, "nll") for t in found.trials if t.is_candidate and t.epochs <= e) for e in (2, *lengths)]
+    best = [
+        min(rank(t.scores, "nll", found.diagnosis.ensemble) for t in found.trials if t.is_candidate and t.epochs <= e)
+        for e in (2, *lengths)
+    ]
     assert all(after < before for before, after in itertools.pairwise(best[:-1])), "only while it improves"
 
 
@@ -241,10 +268,11 @@ def test_the_remaining_time_is_that_of_the_trainings_that_are_not_done():
 # Choice
 
 
-def test_networks_are_ranked_before_and_after_calibration():
-    assert rank({"nll": 1.0, "cnll": 0.8}, "nll") == pytest.approx(0.9)
-    assert rank({"nll": 1.0}, "nll") == 1.0
-    assert rank({"mse": 2.0, "nll": 1.0, "cnll": 0.8}, "mse") == 2.0
+def test_the_nll_counts_as_far_as_it_is_above_that_of_the_ensemble():
+    assert rank({"nll": 1.0, "cnll": 0.8}, "nll", 0.9) == pytest.approx(0.9)
+    assert rank({"nll": 0.85, "cnll": 0.8}, "nll", 0.9) == 0.8
+    assert rank({"nll": 1.0}, "nll", 0.9) == 1.0
+    assert rank({"mse": 2.0, "nll": 1.0, "cnll": 0.8}, "mse", 1.5) == 2.0
 
 
 def test_the_calibrated_nll_does_not_depend_on_the_temperature():
@@ -261,5 +289,6 @@ def test_the_choice_is_the_best_of_those_that_are_not_worse_than_the_control(res
     alone = [trial for trial in result.trials if trial.kind == "control" or trial.name == "best member"]
     most = min(trial.scores["nll"] for trial in alone)
     allowed = [trial for trial in result.trials if trial.is_candidate and trial.scores["nll"] <= most]
-    assert rank(result.chosen.scores, "nll") == min(rank(trial.scores, "nll") for trial in allowed)
+    known = result.diagnosis.ensemble
+    assert rank(result.chosen.scores, "nll", known) == min(rank(trial.scores, "nll", known) for trial in allowed)
     assert "cnll" in result.header

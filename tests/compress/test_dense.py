@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import enfold
+from enfold.compress.scores import Scores
+from enfold.data.convert import as_data
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -68,3 +70,31 @@ def test_members_that_were_fine_tuned_from_one_network():
     assert [trial.name for trial in merges.values() if not trial.scores] == []
     assert merges["average"].scores["nll"] <= found.diagnosis.mean_member
     assert found.chosen.scores["nll"] <= min(trial.scores["nll"] for trial in merges.values())
+
+
+def test_packed_sequences_and_labels_that_are_unknown():
+    """Costs are ratios for a batch whose number of examples its tensors do not show."""
+    rnn = nn.utils.rnn
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.lstm, self.head = nn.Embedding(12, 4), nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, packed):
+            rows = rnn.PackedSequence(self.embed(packed.data), *packed[1:])
+            return self.head(rnn.pad_packed_sequence(self.lstm(rows)[0], batch_first=True)[0][:, 0])
+
+    source = torch.Generator().manual_seed(0)
+    words = [torch.randint(12, (length,), generator=source) for length in (5, 3, 4, 2, 5, 1)]
+    labels = (torch.rand(6, 3, generator=source) < 0.5).float()
+    labels[0, 1] = -100
+    batches = [(rnn.pack_sequence(words, enforce_sorted=False), labels)]
+    ensemble = enfold.DeepEnsemble(Tagger, 3, seed=0)
+    enfold.fit(ensemble, batches, task="multilabel", epochs=2, quiet=True)
+    found = enfold.compress(ensemble, batches, batches, epochs=1, quiet=True)
+    assert {"average", "regmean", "control", "distill"} <= {trial.name for trial in found.trials}
+    failed = [trial.name for trial in found.trials if trial.note.startswith("failed")]
+    assert failed == ["fisher"]  # needs gradients of single examples
+    scores = Scores(as_data(batches, batches), ensemble.task, "nll", {}, {}, ensemble.member(0))
+    assert scores.cost(ensemble) == 3.0

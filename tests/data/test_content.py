@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from enfold.data import Data, Split
 from enfold.data.content import content
@@ -60,6 +60,41 @@ def test_reading_a_loader_changes_no_generator():
 def test_loaders_are_identified_by_source_and_length(part):
     found = content(data_of(part))
     assert (found["training examples"], found["training source"]) == (None, "in memory")
+
+
+def digest_of(dataset: Dataset) -> str | None:
+    return content(data_of(DataLoader(dataset, 5)))["training examples"]
+
+
+def test_every_example_of_a_subset_is_covered():
+    """Also those behind the first ones, and those of subsets of subsets."""
+    inputs, labels = torch.arange(160.0).view(40, 4), torch.arange(40) % 3
+    other = inputs.clone()
+    other[39] += 1
+    whole, changed = (TensorDataset(each, labels) for each in (inputs, other))
+    for make in (
+        lambda data: Subset(data, range(10, 40)),
+        lambda data: Subset(Subset(data, range(5, 40)), range(5, 35)),
+        lambda data: ConcatDataset([whole, Subset(data, range(30, 40))]),
+    ):
+        assert digest_of(make(whole)) == digest_of(make(TensorDataset(inputs.clone(), labels.clone()))) is not None
+        assert digest_of(make(whole)) != digest_of(make(changed))
+    rows = list(range(20))
+    assert digest_of(Subset(whole, rows)) != digest_of(Subset(whole, [*rows[:19], 30]))
+    assert digest_of(Subset(Drawn(), rows)) != digest_of(Subset(Drawn(), [*rows[:19], 3])) is not None
+
+
+def test_a_dataset_that_changes_its_tensors_is_read():
+    class Scaled(TensorDataset):
+        factor = 1.0
+
+        def __getitem__(self, index):
+            inputs, label = super().__getitem__(index)
+            return inputs * self.factor, label
+
+    first, second = (Scaled(SPLIT.inputs, SPLIT.labels) for _ in range(2))
+    second.factor = 2.0
+    assert digest_of(first) != digest_of(second)
 
 
 def test_workers_are_not_started():

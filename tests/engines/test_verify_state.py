@@ -222,6 +222,38 @@ def test_a_copy_that_uses_the_original_is_refused():
     assert all(parameter.grad is None for network in networks for parameter in network.parameters())
 
 
+@pytest.mark.parametrize("of", [lambda weight: weight.detach(), lambda weight: weight], ids=["detached", "attached"])
+def test_an_attribute_that_is_a_view_of_a_parameter_is_refused(of):
+    """In a copy it is a constant, which no training changes."""
+
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+            self.first = of(self.layer.weight)[:4]
+
+        def forward(self, x):
+            return self.layer(x).relu() @ self.first.T
+
+    with pytest.raises(EnfoldError, match=r"attribute 'first' of Halves is a view of the parameter 'layer\.weight'"):
+        DeepEnsemble(Halves, 2)(vectors(4))
+
+
+def test_an_attribute_that_every_call_sets_may_be_a_view_of_a_parameter():
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 4)
+            self.weight = self.layer.weight.detach().T
+
+        def forward(self, x):
+            self.weight = self.layer.weight.detach().T
+            return x @ self.weight + self.layer(x)
+
+    networks = [Kept() for _ in range(2)]
+    torch.testing.assert_close(DeepEnsemble(networks)(vectors(4)), outputs_of(networks, vectors(4)))
+
+
 def test_networks_in_different_modes_keep_them():
     networks = [Net(seed, lambda net, x: net.norm(x), norm=lambda: nn.BatchNorm1d(8)) for seed in range(2)]
     networks[1].eval()

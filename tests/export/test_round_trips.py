@@ -193,11 +193,11 @@ def test_a_dirichlet_network_has_the_uncertainty_of_its_distribution(tmp_path):
     ],
     ids=["gaussian", "uncertainty", "quantiles", "point"],
 )
-def test_a_regression_ensemble_returns_mean_and_variances(task, outputs, tmp_path):
+@pytest.mark.parametrize("format", ["onnx", pytest.param("pt2", marks=pytest.mark.slow)])
+def test_a_regression_ensemble_returns_mean_and_variances(task, outputs, format, tmp_path):
     torch.manual_seed(0)
     ensemble = enfold.DeepEnsemble(lambda: mlp(outputs), 3).eval()
     ensemble.task = task
-    format = "onnx" if task.head == "gaussian" else "pt2"
     result = enfold.export(ensemble, tmp_path / f"numbers.{format}", ROWS)
     require_equal(result.path, numbers(ensemble), ROWS)
     assert result.agreement is None
@@ -281,6 +281,42 @@ def test_texts_of_any_length(format, tmp_path):
         with torch.no_grad():
             expected = network(ids, attention_mask=mask).logits
         assert torch.allclose(run(result.path, [ids, mask])["outputs"], expected, rtol=0, atol=1e-4)
+
+
+class Counting(nn.Module):
+    """A network that asks for the number of examples by `len`, as attention of several packages does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 10)
+
+    def forward(self, inputs):
+        return self.layer(inputs).reshape(len(inputs), 2, 5).mean(1)
+
+
+@pytest.mark.parametrize("format", [pytest.param("onnx", marks=pytest.mark.slow), "pt2"])
+def test_len_of_a_tensor_is_no_constant(format, tmp_path):
+    torch.manual_seed(0)
+    ensemble = enfold.DeepEnsemble(Counting, 2).eval()
+    path = enfold.export(ensemble, tmp_path / f"net.{format}", ROWS).path
+    require_equal(path, classes(ensemble), ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_quantiles_of_a_tabular_transformer(format, tmp_path):
+    rtdl = pytest.importorskip("rtdl_revisiting_models")
+
+    def make():
+        settings = rtdl.FTTransformer.get_default_kwargs(1)
+        return rtdl.FTTransformer(n_cont_features=4, cat_cardinalities=[3, 5], d_out=3, **settings)
+
+    torch.manual_seed(0)
+    ensemble = enfold.DeepEnsemble(make, 2).eval()
+    ensemble.task = Regression(quantiles=(0.1, 0.5, 0.9))
+    example = (torch.randn(4, 4), torch.randint(3, (4, 2)))
+    path = enfold.export(ensemble, tmp_path / f"net.{format}", example).path
+    require_equal(path, numbers(ensemble), example)
 
 
 def test_images_of_any_size(tmp_path):

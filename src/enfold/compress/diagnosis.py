@@ -41,6 +41,7 @@ from enfold.metrics import (
     pairwise_kl,
     per_member,
 )
+from enfold.metrics.multilabel import MultilabelPredictions, example_label_nll
 from enfold.metrics.predictions import RowPredictions
 from enfold.metrics.regression import example_density_nll, example_pinball, example_squared_error
 from enfold.tasks import Task
@@ -51,6 +52,7 @@ PAIRS = 3  # members beside the first between which barriers are measured
 SOME = 2048  # examples
 PER_EXAMPLE: dict[type, Callable[[Any], torch.Tensor]] = {
     Predictions: example_nll,
+    MultilabelPredictions: example_label_nll,
     GaussianPredictions: example_density_nll,
     PointPredictions: example_squared_error,
     QuantilePredictions: example_pinball,

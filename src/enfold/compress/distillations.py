@@ -16,9 +16,11 @@ from enfold.distill.losses.kd import KD
 from enfold.distill.losses.latent_be import LatentBE
 from enfold.distill.perturb.conf_ods import ConfODS
 from enfold.distill.perturb.cutmix import CutMix
+from enfold.distill.perturb.cutmix_mixup import CutMixMixup
 from enfold.distill.perturb.gaussian import Gaussian
 from enfold.distill.perturb.mixup import Mixup
 from enfold.distill.perturb.tdiv_sdiv import TDivSDiv
+from enfold.distill.perturbation import Perturbation
 
 LABELS = 0.5  # weight of the labels in the routes that learn from both
 NOISE = 0.1  # standard deviation of Gaussian noise, as a fraction of the range of the inputs
@@ -57,19 +59,17 @@ def _common(setting: Setting, expensive: bool) -> Iterator[Route]:
     """Yield what any student can learn from."""
     both, real = KD(alpha=1 - LABELS), has_real_inputs(setting.data)
     yield Route("distill", "learn the ensemble's predictions")
-    if real and _num_axes(setting.data) == 4:
-        yield Route("distill + cutmix", "on images with a rectangle of another", perturb=CutMix())
-    if real:
-        yield Route("distill + mixup", "the same on mixtures of pairs of inputs", perturb=Mixup())
+    mixed = mixtures(setting.data) if real else []
+    for name, idea, perturb in mixed:
+        yield Route(f"distill + {name}", idea, perturb=perturb)
     if setting.folds is not None:
         name = "distill out of fold"
         yield Route(name, "of members that were not trained on the example", is_out_of_fold=True)
         yield Route(f"{name} + labels", "and labels, half each", loss=both, is_out_of_fold=True)
     yield Route("distill + labels", "predictions and labels, half each", loss=both)
     if real and setting.task.is_categorical:
-        if _num_axes(setting.data) == 4:
-            yield Route("distill + cutmix + labels", "the same with labels", loss=both, perturb=CutMix())
-        yield Route("distill + mixup + labels", "mixtures, predictions and labels", loss=both, perturb=Mixup())
+        for name, _, perturb in mixed:
+            yield Route(f"distill + {name} + labels", "the same with labels, half each", loss=both, perturb=perturb)
     step = noise_step(setting.data) if real else None
     if step is not None:
         yield Route("distill + noise", "on inputs with Gaussian noise", perturb=Gaussian(step=step))
@@ -89,6 +89,16 @@ def _latent(setting: Setting) -> Iterator[Route]:
     for name, perturb in (("ConfODS", ConfODS()), ("TDiv-SDiv", TDivSDiv())):
         idea = f"the same with {name}, where predictions differ more"
         yield Route(f"latent BE + {name}", idea, loss=loss, init=start, perturb=perturb, effort=2.5 * effort)
+
+
+def mixtures(data: Data) -> list[tuple[str, str, Perturbation]]:
+    """Return name, idea and perturbation of the mixtures of inputs, most promising first."""
+    if _num_axes(data) != 4:
+        return [("mixup", "on mixtures of pairs of inputs", Mixup())]
+    return [
+        ("cutmix", "on images with a rectangle of another", CutMix()),
+        ("cutmix or mixup", "on these and on mixtures of pairs of images, by turns", CutMixMixup()),
+    ]
 
 
 def has_real_inputs(data: Data) -> bool:

@@ -53,13 +53,22 @@ class Scores:
         mean, ensemble = self.mean_member[criterion], self.ensemble[criterion]
         return gain_recovered(scores[criterion], mean, ensemble, higher_is_better=False)
 
+    def calibrated_gain(self, scores: dict[str, float]) -> float:
+        """Return the fraction of the ensemble's gain in the NLL after calibration; NaN if it is not defined."""
+        known = self.mean_member, self.ensemble, scores
+        if not all(CALIBRATED in each for each in known):
+            return math.nan
+        mean, ensemble, own = (each[CALIBRATED] for each in known)
+        return gain_recovered(own, mean, ensemble, higher_is_better=False)
+
     def cost(self, network: nn.Module) -> float:
         """Return the operations of a prediction relative to one member."""
         if self.member is None or _has_same_shapes(network, self.member):
             return 1.0
         inputs = self._example()
         try:
-            return flops(network, inputs) / flops(self.member, inputs)
+            # For the same batch, whose number of examples cancels; a batch of graphs does not show it.
+            return flops(network, inputs, examples=1) / flops(self.member, inputs, examples=1)
         except (ZeroDivisionError, RuntimeError, TypeError):  # operations that are not counted
             sizes = [sum(p.numel() for p in each.parameters()) for each in (network, self.member)]
             passes = network.num_members if isinstance(network, Ensemble) else 1
@@ -84,19 +93,23 @@ def all_scores(found: RowPredictions) -> dict[str, float]:
     return scores if calibrated is None else scores | {CALIBRATED: calibrated}
 
 
-def rank(scores: dict[str, float], criterion: str) -> float:
-    """Return what networks are chosen by, lower is better: the criterion, for an NLL the mean of it before and after
-    calibration.
+def rank(scores: dict[str, float], criterion: str, ensemble: float) -> float:
+    """Return what networks are chosen by, lower is better: the criterion, or for an NLL
+
+        cNLL + max(0, NLL - NLL of the ensemble)
 
     A temperature is free. By the NLL alone, training on mixed labels, which calibrates, would be preferred to what the
-    ensemble knows.
+    ensemble knows; so the NLL counts only as far as it is above that of the ensemble.
 
     Args:
         scores: The scores of a network on validation examples.
         criterion: The criterion of the task.
+        ensemble: The criterion of the ensemble.
     """
     own = scores.get(criterion, math.inf)
-    return (own + scores[CALIBRATED]) / 2 if criterion == "nll" and CALIBRATED in scores else own
+    if criterion != "nll" or CALIBRATED not in scores:
+        return own
+    return scores[CALIBRATED] + max(0.0, own - ensemble)
 
 
 def _has_same_shapes(one: nn.Module, other: nn.Module) -> bool:

@@ -203,8 +203,9 @@ class Search:
             (f"ensemble of {count}", ensemble, cost, size, members),
             ("best member", best, 1.0, 1.0, network if runner.allows(1, 1) else None),
         ):
-            gain = scores.gain(own)
-            runner.add(Trial(name, "", own, gain, passes, 0, 0.0, "", "reference", size=bytes_, network=shipped))
+            gain, calibrated = scores.gain(own), scores.calibrated_gain(own)
+            row = Trial(name, "", own, gain, passes, 0, 0.0, "", "reference", size=bytes_, network=shipped)
+            runner.add(replace(row, calibrated_gain=calibrated))
 
     # Trainings
 
@@ -361,7 +362,7 @@ class Search:
         return [trial for trial in self.runner.trials if trial.is_candidate]
 
     def _loss(self, trial: Trial, setting: Setting) -> float:
-        return rank(trial.scores, setting.diagnosis.criterion)
+        return _loss(trial, setting.diagnosis)
 
     def _choose(self, diagnosis: Diagnosis, found: RowPredictions, longer: int) -> Compression:
         candidates, runner = self._candidates(), self.runner
@@ -371,7 +372,7 @@ class Search:
         alone = [trial for trial in candidates if trial.kind == "control" or trial.name == "best member"]
         most = min((trial.scores.get(name, math.inf) for trial in alone), default=math.inf)
         allowed = [trial for trial in candidates if trial.scores.get(name, math.inf) <= most] or candidates
-        chosen = min(allowed, key=lambda trial: (rank(trial.scores, name), trial.cost))
+        chosen = min(allowed, key=lambda trial: (_loss(trial, diagnosis), trial.cost))
         runner.log.log_settings({"recommended": chosen.name})
         return Compression(
             chosen,
@@ -386,6 +387,10 @@ class Search:
             self.left_out,
             runner.resumed,
         )
+
+
+def _loss(trial: Trial, diagnosis: Diagnosis) -> float:
+    return rank(trial.scores, diagnosis.criterion, diagnosis.ensemble)
 
 
 def _for_one(config: TrainConfig, member: int) -> TrainConfig:

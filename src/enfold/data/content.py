@@ -1,8 +1,8 @@
 """Digests of data, which identify the same data independently of name and location.
 
-A `Split`, a list of batches and a `DataLoader` of a `TensorDataset` are hashed completely. For other `DataLoader`s
-without worker processes the first examples are hashed, if reading them twice gives the same; for everything else only
-length and source.
+A `Split`, a list of batches and a `DataLoader` of a `TensorDataset`, also in a `Subset` or a `ConcatDataset`, are
+hashed completely. For other `DataLoader`s without worker processes the first examples and the indices of a `Subset` are
+hashed, if reading them twice gives the same; for everything else only length and source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from enfold.data.dataset import Data, Part, Split, length
 from enfold.data.unpack import Batches
@@ -55,10 +55,11 @@ def _digest(part: Part) -> str | None:
     if isinstance(part, list | tuple):
         return _digest_tree(part)
     dataset = part.dataset if isinstance(part, DataLoader) else None
-    if isinstance(dataset, TensorDataset):
-        return digest(dataset.tensors)
-    if dataset is None or isinstance(dataset, IterableDataset) or part.num_workers:  # type: ignore[union-attr]
+    if dataset is None or isinstance(dataset, IterableDataset):
         return None
+    known = _digest_dataset(dataset)
+    if known is not None or part.num_workers:  # type: ignore[union-attr]
+        return known
     try:
         once, again = (_digest_first(dataset) for _ in range(2))
     except Exception:  # user code may not support indexing
@@ -66,10 +67,30 @@ def _digest(part: Part) -> str | None:
     return once if once == again else None
 
 
+def _digest_dataset(dataset: Any) -> str | None:
+    """Return a digest of all examples of a dataset of PyTorch that has them in memory; None for any other."""
+    if _reads_as(dataset, TensorDataset):
+        return digest(dataset.tensors)
+    if _reads_as(dataset, Subset):
+        inner = _digest_dataset(dataset.dataset)
+        return None if inner is None else digest([torch.as_tensor(dataset.indices)], inner)
+    if _reads_as(dataset, ConcatDataset):
+        parts = [_digest_dataset(each) for each in dataset.datasets]
+        return None if None in parts else digest([], " ".join(map(str, parts)))
+    return None
+
+
+def _reads_as(dataset: Any, kind: type[Dataset[Any]]) -> bool:
+    """Return whether a dataset reads its examples as this class of PyTorch does."""
+    return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__
+
+
 def _digest_first(dataset: Any) -> str | None:
-    """Return a digest of the first examples, with the same random draws in each call."""
+    """Return a digest of the first examples and of the indices of a subset, with the same random draws in each call."""
+    indices = [torch.as_tensor(dataset.indices)] if isinstance(dataset, Subset) else []
     with _fixed_randomness():
-        return _digest_tree([dataset[index] for index in range(min(FIRST, len(dataset)))])
+        first = _digest_tree([dataset[index] for index in range(min(FIRST, len(dataset)))])
+    return first if first is None or not indices else digest(indices, first)
 
 
 @contextmanager

@@ -19,7 +19,13 @@ LONGEST = 1000  # items of a list that are compared
 CONTAINERS = frozenset([dict, OrderedDict, list, tuple, set, type(None)])  # the most frequent other attributes
 DEEPEST = 4  # functions in closures of functions that are compared
 PLAIN = (bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-SKIPPED = ("_parameters", "_buffers", "_modules", "_compiled_call_impl")
+SKIPPED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_compiled_call_impl",
+    "_flat_weights",
+)  # the last: of nn.LSTM, its weights
 
 
 def different_attribute(codes: Sequence[Skeleton]) -> tuple[int, str] | None:

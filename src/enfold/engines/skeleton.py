@@ -100,6 +100,29 @@ def find_aliases(network: nn.Module) -> dict[str, list[tuple[Any, Any]]]:
     return found
 
 
+def find_views(network: nn.Module) -> dict[str, str]:
+    """Return the parameters of which attributes are views, by the names of the attributes.
+
+    A copy of the network has a copy of such a tensor, which does not follow the parameter when it is trained.
+    """
+    parameters = {
+        tensor.untyped_storage()._cdata: name for name, tensor in network.named_parameters() if _has_storage(tensor)
+    }
+    return {
+        f"{prefix}.{key}" if prefix else key: parameters[value.untyped_storage()._cdata]
+        for prefix, module in network.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, Tensor)
+        and not isinstance(value, nn.Parameter)
+        and _has_storage(value)
+        and value.untyped_storage()._cdata in parameters
+    }
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+
+
 def empty_buffers(network: nn.Module) -> list[str]:
     """Return the names of the buffers that are None."""
     return [
@@ -149,11 +172,13 @@ class Skeleton:
         recomputes: Whether the network runs blocks again in the backward pass, as `torch.utils.checkpoint` does; None
             before `verify.find_recomputation`.
         is_reentrant: Whether it does so with ``use_reentrant=True``.
+        views: The parameters of which attributes of the original network are views, by the names of the attributes.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self._set_network(copy_network(network, _make_placeholders(network)))
         self.aliases = find_aliases(self.network)
+        self.views = find_views(network)
         self.written: set[str] = set()
         self.trainable = {name for name, tensor in network.named_parameters() if tensor.requires_grad}
         self.is_private = False

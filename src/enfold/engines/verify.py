@@ -305,6 +305,8 @@ class _Comparison:
         leaves = {name: _read(places[name]) for name in parameters}
         outputs, result = self._run_forward(network, places, training)
         _refuse_originals(outputs, code)
+        if not training:
+            self._refuse_views(code, index, outputs)
         result.tensors |= _compute_gradients(outputs, leaves) if training else {}
         after = read_numbers(network)
         if before != after:  # a size that every call sets to the same value is no change
@@ -315,6 +317,23 @@ class _Comparison:
         if training and filled and not torch.equal(self._evaluate(network), self._evaluate(network, without=filled)):
             result.changed = min(filled)
         return result
+
+    def _refuse_views(self, code: Skeleton, index: int, outputs: Tensor) -> None:
+        """Raise EnfoldError if outputs depend on an attribute that was a view of a parameter in the original network.
+
+        Not if every call sets the attribute, as `torch.nn.utils.spectral_norm` does.
+        """
+        for name, parameter in code.views.items():
+            network = code.materialise(self._values_of(index))
+            path, _, key = name.rpartition(".")
+            module = network.get_submodule(path)
+            setattr(module, key, torch.full_like(getattr(module, key).detach(), float("nan")))
+            if bool(self._evaluate(network).isnan().any()) and not bool(outputs.isnan().any()):
+                raise EnfoldError(
+                    f"a copy of a network must not use the original, but the attribute '{name}' of "
+                    f"{type(code.network).__name__} is a view of the parameter '{parameter}', which the attribute of a "
+                    "copy does not follow: make the view in the forward pass"
+                )
 
     def _evaluate(self, network: nn.Module, without: Collection[str] = ()) -> Tensor:
         """Return the outputs of a network in eval mode, after some of its buffers were set to None."""

@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 import torch
@@ -49,16 +49,26 @@ def trace(
     Raises:
         EnfoldError: If the network cannot be traced, or is specialised to a number of examples; with the operation.
     """
-    batch = torch.export.Dim("batch")
-    try:
+    batch, free = torch.export.Dim("batch"), torch.export.Dim.DYNAMIC  # the range of the latter is that of the network
+    shapes = (tuple({0: batch, **dict.fromkeys(each, free)} for each in axes),)
+
+    def run(strict: bool) -> torch.export.ExportedProgram:
         with torch.no_grad(), quiet():
-            free = torch.export.Dim.DYNAMIC  # its range is that of the network, such as the number of positions
-            shapes = (tuple({0: batch, **dict.fromkeys(each, free)} for each in axes),)
-            return torch.export.export(graph, tuple(inputs), dynamic_shapes=shapes, strict=False)
+            return torch.export.export(graph, tuple(inputs), dynamic_shapes=shapes, strict=strict)
+
+    try:
+        return run(strict=False)
     except EnfoldError:
         raise
     except Exception as error:  # the network may raise anything
+        if _is_specialized(str(error)):
+            with suppress(Exception):  # the first error is the clearer one
+                return run(strict=True)  # reads the code, so that `len(x)` is not a constant
         raise EnfoldError(f"model must be traceable by torch.export, {_reason(error)}") from error
+
+
+def _is_specialized(text: str) -> bool:
+    return "Constraints violated" in text or "specialized" in text
 
 
 def _reason(error: Exception) -> str:
@@ -68,7 +78,7 @@ def _reason(error: Exception) -> str:
     if "DataDependent" in kind:
         where = f" at '{line}'" if line else ""
         return f"but its control flow depends on the values of tensors{where}: use torch.where in place of a branch"
-    if "Constraints violated" in text or "specialized" in text:
+    if _is_specialized(text):
         where = f" by '{line}'" if line else ""
         return (
             f"but its code makes the number of examples, or an axis of dynamic_axes, a constant{where}: replace Python "

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import ClassVar, Self
 
 import torch
@@ -280,9 +281,15 @@ class QuantilePredictions(RegressionPredictions):
         return QuantilePredictions(self.quantiles, self.targets, self.levels, weights=known)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _normal_levels(levels: tuple[float, ...]) -> list[float]:
+    """Return the quantiles of N(0, 1) as numbers, so that an exported graph has no operation for them."""
+    return [NormalDist().inv_cdf(level) for level in levels]
+
+
 def normal_of_quantiles(quantiles: Tensor, levels: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the normal distribution closest to quantiles (..., Q), equation (6)."""
-    z = torch.special.ndtri(torch.tensor(levels, dtype=torch.float64)).to(quantiles)
+    z = torch.tensor(_normal_levels(tuple(levels)), dtype=torch.float64).to(quantiles)
     centred = z - z.mean()
     total = centred.square().sum()
     if len(levels) == 1:

@@ -14,6 +14,7 @@ from torch import nn
 from enfold.errors import EnfoldError, closest
 from enfold.networks.arguments import positive_tuple, require_positive
 from enfold.networks.bottleneck_resnet import BottleneckResNet
+from enfold.networks.fast_resnet import FastResNet
 from enfold.networks.medium_cnn import MediumCNN, SmallCNN
 from enfold.networks.mlp import MLP
 from enfold.networks.resnet import ResNet
@@ -30,6 +31,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet": ResNet,
     "resnet20": ResNet,
     "resnet50": BottleneckResNet,
+    "fast-resnet": FastResNet,
     "wide-resnet": WideResNet,
     "vit": ViT,
 }
