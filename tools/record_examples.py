@@ -37,7 +37,8 @@ def record_script(name: str) -> None:
 
     enfold.evaluate = remember  # type: ignore[assignment]
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    draw_rows(rows, OUTPUT / f"{name}.png")
+    if rows:
+        draw_rows(rows, OUTPUT / f"{name}.png")
     for number, figure in enumerate(sorted(Path("runs").glob("*.png")), 1):
         (OUTPUT / f"{name}-{number}.png").write_bytes(figure.read_bytes())
 
