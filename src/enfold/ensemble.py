@@ -40,8 +40,10 @@ WEIGHTS = "member_weights"  # in a state dict
 
 
 def called_network(model: nn.Module) -> nn.Module:
-    """Return a network itself, or the first network that an ensemble calls."""
-    return next(iter(model.called_networks()), model) if isinstance(model, Ensemble) else model
+    """Return a network itself, or the first network that an ensemble or a wrapper with `called_networks` calls."""
+    called: Any = getattr(model, "called_networks", None)
+    network: nn.Module = model if called is None else next(iter(called()), model)
+    return network
 
 
 def predict_outputs(model: nn.Module, task: Task, outputs: Tensor) -> Prediction:

@@ -23,7 +23,7 @@ from enfold.data.convert import Examples, as_data, has_targets, require
 from enfold.data.dataset import Split, has_examples
 from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
-from enfold.engines.modes import refuse_inference_mode
+from enfold.engines.modes import is_sharded, refuse_inference_mode
 from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
@@ -41,7 +41,7 @@ from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import Place, read_checkpoint, save_checkpoint
 from enfold.train.config import TrainConfig, as_config
-from enfold.train.data_parallel import DataParallel
+from enfold.train.data_parallel import DataParallel, complete
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
 from enfold.train.objective import HasDivergence, Objective, StepContext, default_loss
@@ -192,6 +192,8 @@ class Fit:
         if checkpoint is not None or trajectory is not None:
             self.start = getattr(model, "made_from", None) or _initial_weights(self.model, checkpoint)
         if trajectory is not None:
+            if is_sharded(model):
+                raise EnfoldError("trajectory must be None for sharded parameters, got a folder: use checkpoint=")
             trajectory.require(model, self.identity)
 
     def _check(self, num_members: int, own: bool) -> None:
@@ -338,8 +340,9 @@ class Fit:
 
     def _save(self, file: Path, place: Place | None = None) -> None:
         parts = (self.model, self.optimizer, self.selection, self.scaler, self.history)
-        if self.processes.is_first:
-            save_checkpoint(file, *parts, self.identity, self.average, place)
+        if self.processes.is_first or is_sharded(self.model):  # then all processes contribute
+            target = file if self.processes.is_first else None
+            save_checkpoint(target, *parts, self.identity, self.average, place)
         self.processes.wait()
 
     def _store(self, epoch: int) -> None:
@@ -355,7 +358,14 @@ class Fit:
         try:
             with several_examples():
                 losses = backward(
-                    self.model, batch, self.objective, _precision(self.config), self.scaler, noise, context
+                    self.model,
+                    batch,
+                    self.objective,
+                    _precision(self.config),
+                    self.scaler,
+                    noise,
+                    context,
+                    self.processes.weight(self.model, share),
                 )
         except Exception as error:
             if not number:
@@ -491,7 +501,7 @@ def _initial_weights(model: nn.Module, checkpoint: Path | None) -> str:
 
 
 def _digest_weights(model: nn.Module) -> str:
-    return digest(tensor for _, tensor in _tensors(model))
+    return digest(complete(tensor) for _, tensor in _tensors(model))
 
 
 def _settings(objective: object) -> str:
