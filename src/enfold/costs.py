@@ -32,15 +32,26 @@ class Ratios:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one model; `dataclasses.asdict` converts it to JSON types."""
+    """The cost of one model; `dataclasses.asdict` converts it to JSON types.
+
+    Args:
+        parameters: Number of parameters.
+        trainable: Number of parameters that are trained.
+        bytes: Bytes of parameters and persistent buffers.
+        flops: Floating-point operations for one example.
+        passes: Forward passes of the network for one prediction: one per member.
+        peak_memory: Peak memory in bytes at the largest batch size; None if it was not measured.
+        latency: Latency by batch size.
+        ratios: Ratios to the reference model.
+    """
 
     parameters: int
-    trainable: int  # of the parameters
-    bytes: int  # to store parameters and buffers
-    flops: int  # per example
-    passes: int  # forward passes of the network: one per member
-    peak_memory: int | None  # bytes at the largest batch size
-    latency: dict[int, Latency]  # by batch size
+    trainable: int
+    bytes: int
+    flops: int
+    passes: int
+    peak_memory: int | None
+    latency: dict[int, Latency]
     ratios: Ratios
 
     def cells(self, reference: Cost | None = None) -> list[str]:
