@@ -310,10 +310,10 @@ class Ensemble(Runner):
         """Prepare for a training, and reset the state of an earlier one; called before a checkpoint is restored."""
 
     def on_step_end(self, step: int, optimizer: Optimizer) -> None:
-        """Follow a step of the optimizer; steps are counted from 1 over all epochs."""
+        """Update the method after a step of the optimizer; steps are counted from 1 over all epochs."""
 
     def on_epoch_end(self, epoch: int, config: TrainConfig) -> None:
-        """Follow an epoch, counted from 1; called before the checkpoint is written."""
+        """Update the method after an epoch, counted from 1; called before the checkpoint is written."""
 
     def on_fit_end(self, data: Data) -> None:
         """Complete the ensemble after the last epoch."""

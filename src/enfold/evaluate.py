@@ -101,7 +101,7 @@ def _predict(model: nn.Module, examples: Examples, batch_size: int, task: TaskLi
 
 
 def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
-    """Compute every metric of the mean prediction.
+    """Return every metric of the mean prediction by name.
 
     Args:
         test: Predictions on test examples.
