@@ -37,6 +37,7 @@ NAMES = [
     "latentbe-interpolating",
     "mixture-cifar",
     "mixture-diversity",
+    "mixture-members",
     "permavg-analyses",
     "permavg-sizes",
     "permavg-table",
