@@ -140,6 +140,18 @@ class Evidence:
         values = [metric_value(base, each, of_mean_member=name.of_mean_member) for each in predictions]
         return Row(values, seeds, predictions, name.of_mean_member)
 
+    def cost(self, label: str) -> dict[str, Any] | None:
+        """Return the cost of a row's model relative to one network, which is measured for the first seed."""
+        name = RowName.parse(label)
+        (first, *_) = self._runs.get(name.run, (None,))
+        if first is None or name.path or not (first.run.path / "results.json").is_file():
+            return None
+        one = name.of_mean_member or name.of_best_member
+        label = MEAN_MEMBER if one and name.file == "ensemble" else name.file
+        label = label if name.first is None else f"ensemble of {name.first}"
+        found = first.run.read_json("results.json")["rows"].get(label, {}).get("cost")
+        return None if found is None else dict(found["ratios"])
+
     def _is_enough(self, name: RowName, found: Collection[int]) -> bool:
         return bool(found) and (self._partial or len(found) == len(self._seed_runs(name)))
 
