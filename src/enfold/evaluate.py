@@ -17,6 +17,7 @@ from enfold.data.unpack import Unpack
 from enfold.display import html_table
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode
+from enfold.engines.precision import Precision, autocast
 from enfold.engines.runner import MemberView, network_logits
 from enfold.ensemble import Ensemble, called_network, with_member_weights
 from enfold.errors import EnfoldError
@@ -47,6 +48,7 @@ def predict(
     *,
     task: TaskLike = None,
     unpack: Unpack | None = None,
+    precision: Precision = "float32",
 ) -> Any:
     """Return the predictions of every member for every example, in eval mode.
 
@@ -57,6 +59,7 @@ def predict(
         batch_size: Examples per forward pass, where `examples` is not a loader; about 1,000 are fastest.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
+        precision: The precision of the forward passes: "float32", "bf16" or "fp16".
 
     Returns:
         The input of the metrics of the task: `metrics.Predictions` for classes.
@@ -67,7 +70,7 @@ def predict(
     values: list[Tensor] = []
     targets: list[Tensor] = []
     ignored = 0
-    with eval_mode(model):
+    with eval_mode(model), autocast(precision, device):
         for inputs, batch_targets, _ in evaluation_batches(part, batch_size):
             try:
                 outputs = member_logits(model, to_device(inputs, device)).float()
@@ -188,6 +191,7 @@ def evaluate(
     theory: bool = False,
     task: TaskLike = None,
     unpack: Unpack | None = None,
+    precision: Precision = "float32",
 ) -> Row:
     """Score a model on test examples.
 
@@ -202,6 +206,7 @@ def evaluate(
         task: What the outputs mean; None for the task that the model or the reference was trained for, or to infer it.
             A reference that was trained for a task has that one.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
+        precision: The precision of the forward passes, also of the reference: "float32", "bf16" or "fp16".
 
     Returns:
         All scores, and the fraction of the ensemble's gain in the criterion that the model recovers.
@@ -212,13 +217,14 @@ def evaluate(
     if task is None and task_of(model) is None:
         taught = task_of(reference)
         task = None if taught is None else StudentTask(teacher=taught)
-    own = predict(model, data.test, task=task)
-    validation = predict(model, data.val, task=task) if has_examples(data.val) else None
+    own = predict(model, data.test, task=task, precision=precision)
+    validation = predict(model, data.val, task=task, precision=precision) if has_examples(data.val) else None
     scores = score(own, validation) | (theory_scores(own) if theory else {})
     gain = None
     if reference is not None:
         known = task_of(reference)
-        gain = _gain(scores, predict(reference, data.test, task=task if known is None else known), own.criterion)
+        theirs = predict(reference, data.test, task=task if known is None else known, precision=precision)
+        gain = _gain(scores, theirs, own.criterion)
     return Row(name or type(model).__name__, scores, gain, own.headline)
 
 

@@ -24,6 +24,7 @@ from enfold.data.dataset import Split, has_examples
 from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.modes import refuse_inference_mode
+from enfold.engines.precision import autocast
 from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
@@ -354,9 +355,8 @@ class Fit:
         context = StepContext(derive(self.config.seed, "moment", epoch, number), self._progress(epoch, number))
         try:
             with several_examples():
-                losses = backward(
-                    self.model, batch, self.objective, _precision(self.config), self.scaler, noise, context
-                )
+                precision = autocast(self.config.precision, self.config.device)
+                losses = backward(self.model, batch, self.objective, precision, self.scaler, noise, context)
         except Exception as error:
             if not number:
                 refuse_shape(self.model, batch.inputs[0] if batch.own else batch.inputs, error)
@@ -509,12 +509,6 @@ def _mean(losses: list[torch.Tensor], sizes: list[int]) -> list[float]:
     weights = torch.tensor(sizes, dtype=torch.float64)
     mean: list[float] = (weights @ torch.stack(losses).cpu().double() / weights.sum()).tolist()
     return mean
-
-
-def _precision(config: TrainConfig) -> torch.autocast | nullcontext[None]:
-    if config.precision == "float32":
-        return nullcontext()
-    return torch.autocast(torch.device(config.device).type, dtype=getattr(torch, config.precision))
 
 
 @contextmanager
