@@ -11,6 +11,7 @@ from enfold.registry import suggest
 from enfold.run.analyses import home
 from enfold.run.recipe_checks import as_tuple
 from enfold.run.seed_run import SeedRun
+from studies.theory import theory_tree
 
 Tree = dict[str, Any]
 MINUTES = 24 * 60.0  # no limit in practice: a study needs every part of the landscape
@@ -27,6 +28,8 @@ def run_analysis(name: str, seed_run: SeedRun, settings: Mapping[str, Any]) -> T
 def draw_analysis(name: str, seed_run: SeedRun, results: Tree) -> list[Path]:
     """Draw the figures of an analysis and return the SVG files."""
     folder = home(name, seed_run)
+    if name == "theory":
+        return []
     if name == "landscape":
         from enfold.report.landscape import draw_landscape
         from enfold.run import landscape
@@ -58,6 +61,10 @@ def _landscape(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tre
     return {name: {**content["facts"], **_nest(arrays)} for name, (content, arrays) in parts.items()}
 
 
+def _theory(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
+    return theory_tree(seed_run)
+
+
 def _nest(arrays: Mapping[str, Any]) -> Tree:
     """Turn arrays named "a/b" into a tree with b under a."""
     tree: Tree = {}
@@ -73,4 +80,5 @@ def _nest(arrays: Mapping[str, Any]) -> Tree:
 ANALYSES: dict[str, Callable[[SeedRun, Path, dict[str, Any]], Tree]] = {
     "alignment": _alignment,
     "landscape": _landscape,
+    "theory": _theory,
 }

@@ -25,7 +25,7 @@ from studies.evidence import CALIBRATED, CORRUPTED, Evidence, Row, RowName
 from studies.intervals import Comparison, compare, holm, student_interval
 
 NOT_RUN = "not run"
-OWN = "a control, not in "  # the beginning of the source of a claim that is not the paper's
+OWN = ("a control, not in ", "an identity, ")  # beginnings of the source of a claim that is not the paper's
 FRACTIONS = ("accuracy", "ece", "cece", "disagreement", "corrupted accuracy", "corrupted ece")
 
 

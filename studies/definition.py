@@ -60,7 +60,7 @@ class Scale(StrictModel):
 class Analysis(StrictModel):
     """An analysis that is computed for every run."""
 
-    name: Literal["alignment", "landscape"]
+    name: Literal["alignment", "landscape", "theory"]
     settings: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -1,8 +1,9 @@
 """Evidence: the numbers that runs have stored for a row of a table, one value for each seed.
 
-A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K"; with
-" + temperature" at the end, its outputs are divided by the temperature fitted on validation data. With several runs the
-name is "RUN/LABEL". A number from an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as fashion/alignment/rows/0.
+A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K". With
+" weighted by KIND", its members have the weights of `fit_weights`, and with " + temperature" at the end, its outputs
+are divided by the temperature, both fitted on validation data. With several runs the name is "RUN/LABEL". A number from
+an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as fashion/alignment/rows/0.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 
+from enfold.errors import EnfoldError
+from enfold.metrics.averaging import Averaging, averaging_weights
 from enfold.metrics.bootstrap import metric_value
 from enfold.metrics.predictions import Predictions
 from enfold.metrics.temperature import apply_temperature, fit_temperature
 from enfold.run.seed_run import SeedRun
 
 SCALED = " + temperature"
+WEIGHTED = " weighted by "
 MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of an efficient ensemble
 CALIBRATED = {f"c{name}": name for name in ("nll", "ece", "brier")}  # at the temperature fitted on validation data
 CORRUPTED = {f"corrupted {name}": name for name in ("accuracy", "nll", "ece")}  # mean over kinds and severities
@@ -48,6 +52,7 @@ class RowName:
     of_mean_member: bool = False
     path: tuple[str, ...] = ()
     scaled: bool = False  # by the temperature fitted on validation data
+    weights: Averaging | None = None  # of the members, fitted on validation data
 
     @classmethod
     def parse(cls, label: str) -> RowName:
@@ -55,12 +60,16 @@ class RowName:
         run, *words = label.split("/") if "/" in label else ("", label)
         if len(words) > 1:
             return cls(run, words[0], path=tuple(words[1:]))
-        file, prefix = words[0].removesuffix(SCALED), f"{MEAN_MEMBER} of "
+        label, _, kind = words[0].removesuffix(SCALED).partition(WEIGHTED)
+        if kind and kind not in get_args(Averaging):
+            raise EnfoldError(f"a row is weighted by one of {', '.join(get_args(Averaging))}, got '{kind}': change it")
+        file, prefix = label, f"{MEAN_MEMBER} of "
         of_mean_member = file == MEAN_MEMBER or file.startswith(prefix)
         file = "ensemble" if file == MEAN_MEMBER else file.removeprefix(prefix)
         first = FIRST_MEMBERS.fullmatch(file)
         number, scaled = int(first[1]) if first else None, words[0].endswith(SCALED)
-        return cls(run, "ensemble" if first else file, number, of_mean_member, scaled=scaled)
+        file = "ensemble" if first else file
+        return cls(run, file, number, of_mean_member, scaled=scaled, weights=cast(Averaging, kind) if kind else None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ class Evidence:
         name = RowName.parse(label)
         if name.run not in self._runs:
             return None
-        if name.scaled and metric in CORRUPTED:
+        if (name.scaled or name.weights) and metric in CORRUPTED:
             return None  # predictions for corrupted images are not stored
         if name.path or metric in CORRUPTED:
             found = {seed: _look_up(tree, name.path) for seed, tree in self._trees(name, metric).items()}
@@ -152,7 +161,7 @@ class Evidence:
 
     def _read_predictions(self, name: RowName, calibrated: bool) -> dict[int, Predictions]:
         """Return the test predictions of each seed that has them."""
-        needed = {"test", "validation"} if calibrated else {"test"}
+        needed = {"test", "validation"} if calibrated or name.weights else {"test"}
         found = {}
         for each in self._seed_runs(name):
             splits = each.run.read_predictions(name.file)
@@ -160,6 +169,9 @@ class Evidence:
                 continue
             if name.first is not None:
                 splits = {split: each.subset(range(name.first)) for split, each in splits.items()}
+            if name.weights is not None:
+                weights = averaging_weights(splits["validation"], name.weights)
+                splits = {split: replace(each, weights=weights) for split, each in splits.items()}
             if calibrated:
                 found[each.seed] = _calibrate(splits["test"], splits["validation"], name.of_mean_member)
             else:

@@ -41,8 +41,10 @@ WEIGHTS = "member_weights"  # in a state dict
 
 
 def called_network(model: nn.Module) -> nn.Module:
-    """Return a network itself, or the first network that an ensemble calls."""
-    return next(iter(model.called_networks()), model) if isinstance(model, Ensemble) else model
+    """Return a network itself, or the first network that an ensemble or a wrapper with `called_networks` calls."""
+    called: Any = getattr(model, "called_networks", None)
+    network: nn.Module = model if called is None else next(iter(called()), model)
+    return network
 
 
 def predict_outputs(model: nn.Module, task: Task, outputs: Tensor) -> Prediction:
@@ -337,10 +339,10 @@ class Ensemble(Runner):
         """Prepare for a training, and reset the state of an earlier one; called before a checkpoint is restored."""
 
     def on_step_end(self, step: int, optimizer: Optimizer) -> None:
-        """Follow a step of the optimizer; steps are counted from 1 over all epochs."""
+        """Update the method after a step of the optimizer; steps are counted from 1 over all epochs."""
 
     def on_epoch_end(self, epoch: int, config: TrainConfig) -> None:
-        """Follow an epoch, counted from 1; called before the checkpoint is written."""
+        """Update the method after an epoch, counted from 1; called before the checkpoint is written."""
 
     def on_fit_end(self, data: Data) -> None:
         """Complete the ensemble after the last epoch."""

@@ -16,7 +16,7 @@ from enfold.data.tree import to_device
 from enfold.data.unpack import Unpack
 from enfold.display import html_table
 from enfold.engines.inputs import call_protected, refuse_shape
-from enfold.engines.modes import eval_mode
+from enfold.engines.modes import eval_mode, without_gradients
 from enfold.engines.precision import Precision, autocast
 from enfold.engines.runner import MemberView, network_logits
 from enfold.ensemble import Ensemble, called_network, with_member_weights
@@ -40,7 +40,6 @@ def member_logits(model: nn.Module, inputs: Any) -> Tensor:
     return outputs
 
 
-@torch.inference_mode()
 def predict(
     model: nn.Module,
     examples: Examples,
@@ -64,6 +63,11 @@ def predict(
     Returns:
         The input of the metrics of the task: `metrics.Predictions` for classes.
     """
+    with without_gradients(model):
+        return _predict(model, examples, batch_size, task, unpack)
+
+
+def _predict(model: nn.Module, examples: Examples, batch_size: int, task: TaskLike, unpack: Unpack | None) -> Any:
     part = as_split(examples, "test", batch_size, unpack=unpack, network=called_network(model))
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     known = as_task(task if task is not None else task_of(model))
@@ -100,7 +104,7 @@ def predict(
 
 
 def score(test: RowPredictions, validation: RowPredictions | None = None) -> dict[str, float]:
-    """Compute every metric of the mean prediction.
+    """Return every metric of the mean prediction by name.
 
     Args:
         test: Predictions on test examples.

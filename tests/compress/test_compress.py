@@ -13,6 +13,7 @@ from enfold import EnfoldError
 from enfold.compress.limits import parse_budget, parse_time
 from enfold.compress.runner import Work
 from enfold.compress.scores import rank
+from enfold.data.convert import as_data
 from enfold.metrics import Predictions, calibrated_nll, nll
 
 from .helpers import SETTINGS, TRAIN, VAL, make
@@ -42,6 +43,11 @@ def test_references_and_gain_are_those_of_the_members(result, members):
     own = result.chosen.scores["nll"]
     expected = (own - sum(each) / 3) / (ensemble - sum(each) / 3)
     assert result.chosen.gain == pytest.approx(expected, rel=1e-4)
+    cnll = {trial.name: trial.scores["cnll"] for trial in result.trials}
+    mean, best = cnll["mean member"], cnll["ensemble of 3"]
+    expected = (mean - result.chosen.scores["cnll"]) / (mean - best)
+    assert result.chosen.calibrated_gain == pytest.approx(expected, rel=1e-6)
+    assert f"{round(100 * expected)} % of that at a fitted temperature" in result.recommendation
 
 
 def test_members_of_different_basins_are_not_averaged(result):
@@ -83,6 +89,24 @@ def test_the_result_is_printed_saved_and_drawn(result, tmp_path):
     assert "<script" not in page
     loaded = enfold.load(path, make())
     torch.testing.assert_close(loaded(VAL[0]), result.network(VAL[0]))
+
+
+class Unread:
+    """Batches that must not be read."""
+
+    def __iter__(self):
+        raise AssertionError("test examples were read")
+
+    def __len__(self):
+        return 3
+
+
+def test_test_examples_are_never_read(members):
+    data = as_data(TRAIN, VAL).replace(test=Unread())
+    found = enfold.compress(members, data, base=members.member(0), **{**SETTINGS, "epochs": 2})
+    assert found.chosen.is_candidate
+    with pytest.raises(AssertionError, match="were read"):
+        enfold.evaluate(found.network, data)
 
 
 def test_an_interrupted_search_continues(members, tmp_path, monkeypatch):

@@ -61,6 +61,13 @@ CASES = {
             "Averaging weights does not apply: members lie in different basins (barrier 2.10).",
         ],
     ),
+    "calibrated": (
+        result(MEMBER, replace(CONTROL, calibrated_gain=-0.1), replace(STUDENT, calibrated_gain=0.7)),
+        [
+            "90 % of the ensemble's gain and 70 % of that at a fitted temperature, 1.00x cost)",
+            "Training one member longer gives 30 % and -10 % of that at a fitted temperature.",
+        ],
+    ),
     "control": (
         result(MEMBER, CONTROL, replace(STUDENT, scores={"nll": 0.48})),
         ["Ship `control`", "No route from the ensemble is better than training one member longer."],

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from enfold.errors import EnfoldError
-from enfold.networks import MLP, MediumCNN, ResNet, ResNet20, SmallCNN, ViT, WideResNet
+from enfold.networks import MLP, FastResNet, MediumCNN, ResNet, ResNet20, SmallCNN, ViT, WideResNet
 
 SMALL: dict[str, Callable[[tuple[int, int, int]], nn.Module]] = {
     "mlp": lambda shape: MLP(shape[0] * shape[1] * shape[2], (16, 8), 5),
@@ -18,6 +18,7 @@ SMALL: dict[str, Callable[[tuple[int, int, int]], nn.Module]] = {
     "small-cnn": lambda shape: SmallCNN(shape, 5),
     "resnet": lambda shape: ResNet(shape[0], 5, depth=8, width=8),
     "resnet-pad": lambda shape: ResNet(shape[0], 5, depth=8, width=8, shortcut="pad"),
+    "fast-resnet": lambda shape: FastResNet(shape[0], 5, stem=4, widths=(8, 8)),
     "wide-resnet": lambda shape: WideResNet(10, 1, 5, shape[0]),
     "vit": lambda shape: ViT(shape, 5, width=16, depth=2, heads=2),
     "vit-class": lambda shape: ViT(shape, 5, width=16, depth=2, heads=2, pooling="class"),
@@ -39,6 +40,7 @@ def count(network: nn.Module) -> int:
         (lambda: ResNet20(), 272_474),
         (lambda: ResNet20(shortcut="pad"), 269_722),
         (lambda: ResNet(depth=56, shortcut="pad"), 853_018),
+        (lambda: FastResNet(), 1_978_026),
         (lambda: WideResNet(28, 10, 10), 36_479_194),
         (lambda: WideResNet(28, 10, 100), 36_536_884),
         (lambda: WideResNet(28, 5, 100), 9_161_524),

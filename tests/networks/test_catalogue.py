@@ -19,6 +19,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "resnet": {"depth": 8, "width": 4, "stem_stride": 2},
     "resnet20": {"depth": 8, "width": 4},
     "resnet50": {"blocks": [1, 1], "width": 2},
+    "fast-resnet": {"stem": 2, "widths": [3, 4]},
     "wide-resnet": {"depth": 10, "widen_factor": 1},
     "vit": {"width": 8, "depth": 1, "heads": 2},
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from enfold.errors import EnfoldError
-from enfold.metrics import accuracy, mean_member
+from enfold.metrics import accuracy, mean_member, nll
 from enfold.metrics.predictions import Predictions
 from enfold.run import RunDirectory, parse_recipe
 from enfold.run.execute import seed_runs
@@ -129,3 +129,19 @@ def test_an_existing_run_is_evaluated_by_name(studies, tmp_path: Path) -> None:
     done = studies("permavg-table", "--run", run.path)
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "has several runs, and the recipe's name must be that of one of them, got 'cifar10-ensembles'" in done.err
+
+
+def test_members_may_have_weights_fitted_on_validation_data(tmp_path: Path) -> None:
+    """One member is right and three are not: its weight is nearly 1."""
+    splits = {}
+    for name, seed in (("test", 0), ("validation", 1)):
+        good, bad = predict_at(seed, 3.0).member(0), predict_at(seed + 2, 0.0).subset(range(3))
+        splits[name] = Predictions(torch.cat([good.log_probs, bad.log_probs]), good.labels)
+    run = RunDirectory.create(tmp_path / "run", parse_recipe("members: 4\n"))
+    run.write_predictions("ensemble", splits)
+    evidence = Evidence({"": seed_runs(run, run.recipe())})
+    (equal,), (best,) = evidence.row("ensemble", "nll").values, evidence.row("ensemble weighted by bma", "nll").values
+    assert best == pytest.approx(nll(splits["test"].member(0)), abs=1e-6)
+    assert best < evidence.row("ensemble weighted by stacking", "nll").values[0] + 0.05 < equal
+    with pytest.raises(EnfoldError, match="weighted by one of bma, pseudo-bma, stacking, got 'luck'"):
+        evidence.row("ensemble weighted by luck", "nll")

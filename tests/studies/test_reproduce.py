@@ -26,6 +26,8 @@ from studies.reproduce import Options, open_or_extend, other_data, reproduce, se
 from studies.tables import list_notes, table_rows
 
 NAMES = [
+    "accuracy-cifar10",
+    "all-methods",
     "distill-cifar10",
     "distill-cifar100",
     "distill-interpolating",

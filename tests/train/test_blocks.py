@@ -42,6 +42,7 @@ def worker():
         yield found
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("kind", [enfold.DeepEnsemble, enfold.Bagging])
 @pytest.mark.parametrize("settings", [{}, {"order": "shared"}, {"ema": 0.9}, {"lr": (1e-2, 2e-2, 3e-2, 4e-2)}])
 def test_one_block_of_all_members_is_the_training_in_one_call(kind, settings):

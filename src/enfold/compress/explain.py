@@ -45,7 +45,7 @@ def _choice(result: Compression) -> Iterator[str]:
     name, chosen = result.diagnosis.criterion, result.chosen
     text = f"Ship `{chosen.name}` ({name.upper()} {chosen.scores[name]:.4f}"
     has_gain = math.isfinite(chosen.gain) and result.diagnosis.has_gain
-    text += f", {shown_gain(chosen.gain)} of the ensemble's gain" if has_gain else ""
+    text += f", {shown_gain(chosen.gain)} of the ensemble's gain{_calibrated(chosen)}" if has_gain else ""
     yield f"{text}, {chosen.cost:.2f}x cost)."
     if not result.diagnosis.has_gain:
         low, high = result.diagnosis.gain
@@ -61,9 +61,15 @@ def _controls(result: Compression) -> Iterator[str]:
         yield f"No route from the ensemble is better than {_without_ensemble(chosen)}."
     elif control is not None and result.diagnosis.has_gain:
         text = _without_ensemble(control)
-        yield f"{text[0].upper()}{text[1:]} gives {shown_gain(control.gain)}."
+        yield f"{text[0].upper()}{text[1:]} gives {shown_gain(control.gain)}{_calibrated(control)}."
     if chosen.name.startswith("best member"):
         yield "No route is better than the best member as it is."
+
+
+def _calibrated(trial: Trial) -> str:
+    if not math.isfinite(trial.calibrated_gain):
+        return ""
+    return f" and {shown_gain(trial.calibrated_gain)} of that at a fitted temperature"
 
 
 def _without_ensemble(control: Trial) -> str:

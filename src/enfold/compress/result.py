@@ -38,6 +38,8 @@ class Trial:
         kind: "reference" for members and ensemble, "control", "merge", "distillation" or "ensemble".
         size: Bytes to store it relative to one member.
         network: The network or ensemble; None for what cannot be shipped.
+        calibrated_gain: Fraction of the ensemble's gain in the NLL at a fitted temperature or scale; NaN if it is not
+            defined.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Trial:
     kind: str = "distillation"
     size: float = 1.0
     network: nn.Module | None = field(default=None, repr=False, compare=False)
+    calibrated_gain: float = math.nan
 
     @property
     def is_candidate(self) -> bool:
@@ -161,7 +164,8 @@ class Compression:
         """Return plain values for JSON."""
         basin = self.diagnosis.basin
         trials = [
-            {name: value for name, value in vars(trial).items() if name != "network"} | {"chosen": trial is self.chosen}
+            {name: _finite(value) for name, value in vars(trial).items() if name != "network"}
+            | {"chosen": trial is self.chosen}
             for trial in self.trials
         ]
         return {
@@ -171,7 +175,7 @@ class Compression:
             "trained_longer": self.trained_longer,
             "left_out": list(self.left_out),
             "diagnosis": {**vars(self.diagnosis), "basin": None if basin is None else _plain(basin)},
-            "trials": [{**trial, "gain": trial["gain"] if math.isfinite(trial["gain"]) else None} for trial in trials],
+            "trials": trials,
         }
 
     def save(self, folder: str | Path) -> Path:
@@ -261,6 +265,10 @@ th:first-child,td:first-child,td:last-child{text-align:left}tr{border-bottom:1px
 def _plain(basin: BasinReport) -> dict[str, Any]:
     barriers = {f"{one}, {other}": value for (one, other), value in basin.barriers.items()}
     return {**vars(basin), "barriers": barriers, "losses": list(basin.losses)}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shown(value: float | None, percent: bool) -> str:

@@ -129,7 +129,7 @@ class Runner:
         return f"{self.budget:g}x" + (f" and {self.memory:g}x memory" if self.memory < float("inf") else "")
 
     def guard(self, record: Epoch) -> None:
-        """Stop a training whose next epoch would exceed the limit by more than half of it."""
+        """Stop a training whose next epoch would exceed the limit by more than half of its duration."""
         if self.on_epoch is not None:
             self.on_epoch(record)
         if self.limit.left() < record.seconds / 2:
@@ -227,8 +227,9 @@ class Runner:
         if fits and trial.epochs and math.isclose(own, best, rel_tol=1e-5):
             note = "unchanged, no epoch was better than the start"
         shipped = network if fits else None
-        gain = self.scores.gain(scores)
-        return replace(trial, scores=scores, gain=gain, cost=cost, size=size, network=shipped, note=note)
+        gain, calibrated = self.scores.gain(scores), self.scores.calibrated_gain(scores)
+        measured = replace(trial, scores=scores, gain=gain, calibrated_gain=calibrated, cost=cost, size=size)
+        return replace(measured, network=shipped, note=note)
 
     def add(self, trial: Trial) -> None:
         """Add a row to the table and to the log."""

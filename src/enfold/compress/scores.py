@@ -53,6 +53,14 @@ class Scores:
         mean, ensemble = self.mean_member[criterion], self.ensemble[criterion]
         return gain_recovered(scores[criterion], mean, ensemble, higher_is_better=False)
 
+    def calibrated_gain(self, scores: dict[str, float]) -> float:
+        """Return the fraction of the ensemble's gain in the NLL after calibration; NaN if it is not defined."""
+        known = self.mean_member, self.ensemble, scores
+        if not all(CALIBRATED in each for each in known):
+            return math.nan
+        mean, ensemble, own = (each[CALIBRATED] for each in known)
+        return gain_recovered(own, mean, ensemble, higher_is_better=False)
+
     def cost(self, network: nn.Module) -> float:
         """Return the operations of a prediction relative to one member."""
         if self.member is None or _has_same_shapes(network, self.member):

@@ -2,6 +2,7 @@
 
 from enfold.networks.bottleneck_resnet import BottleneckResNet
 from enfold.networks.catalogue import NETWORKS, Spec, factory, make
+from enfold.networks.fast_resnet import FastResNet
 from enfold.networks.medium_cnn import MediumCNN, SmallCNN
 from enfold.networks.mlp import MLP
 from enfold.networks.resnet import ResNet, ResNet20
@@ -12,6 +13,7 @@ __all__ = [
     "MLP",
     "NETWORKS",
     "BottleneckResNet",
+    "FastResNet",
     "MediumCNN",
     "ResNet",
     "ResNet20",
