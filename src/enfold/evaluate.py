@@ -63,7 +63,8 @@ def predict(
     Returns:
         The input of the metrics of the task: `metrics.Predictions` for classes.
     """
-    with without_gradients(model):
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    with without_gradients(model), autocast(precision, device):
         return _predict(model, examples, batch_size, task, unpack)
 
 
@@ -74,7 +75,7 @@ def _predict(model: nn.Module, examples: Examples, batch_size: int, task: TaskLi
     values: list[Tensor] = []
     targets: list[Tensor] = []
     ignored = 0
-    with eval_mode(model), autocast(precision, device):
+    with eval_mode(model):
         for inputs, batch_targets, _ in evaluation_batches(part, batch_size):
             try:
                 outputs = member_logits(model, to_device(inputs, device)).float()
