@@ -5,8 +5,8 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 READY := .venv/.ready
 
-.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples install-check fuzz versus \
-	soak clean
+.PHONY: help demo test slow smoke results generated docs docs-serve check bench zoo goldens pages examples gallery install-check fuzz \
+	versus soak clean
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
@@ -22,8 +22,8 @@ demo: $(READY) ## train 4 members, distill and merge them, evaluate everything, 
 test: $(READY) ## the tests, in about two minutes on two free cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-slow: $(READY) ## the tests that train longer
-	$(BIN)/python -m pytest -m slow
+slow: $(READY) ## the tests that train longer, all combinations of parameters, the smoke scale of the studies
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 goldens: $(READY) ## record the values of every method again, in tests/goldens; read the diff before you commit it
 	$(BIN)/python -m tests.goldens.record
@@ -87,17 +87,20 @@ $(VERSUS): pyproject.toml constraints.txt bench/versus/requirements.txt
 		--requirement bench/versus/requirements.txt
 	touch $(VERSUS)
 
-versus: $(VERSUS) ## enfold beside other packages, in about an hour of a quiet machine; goes on where it was stopped
-	PYTHONPATH=bench .venv-versus/bin/python -m versus
+versus: $(VERSUS) ## enfold beside other packages, in about an hour of a quiet machine; VERSUS_OPTIONS=--cpu if it is not quiet
+	PYTHONPATH=bench .venv-versus/bin/python -m versus $(VERSUS_OPTIONS)
 
 EXAMPLES := .venv/.examples
 $(EXAMPLES): $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,examples]'
 	touch $(EXAMPLES)
 
-examples: $(EXAMPLES) ## run and check the examples and the notebook, in about two minutes on two free cores
+examples: $(EXAMPLES) ## run and check the examples and the notebooks, in about two minutes on two free cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --timeout 600 -m "slow or not slow" --durations=30 \
-		tests/test_examples.py tests/test_notebook.py
+		tests/test_examples.py tests/test_notebook.py tests/test_uncertainty_notebook.py
+
+gallery: $(EXAMPLES) ## run the examples and the notebooks, and store what they print and draw for the site
+	$(BIN)/python tools/record_examples.py
 
 ZOO := .venv-zoo/.ready
 $(ZOO): pyproject.toml constraints.txt tools/zoo/requirements.txt

@@ -49,15 +49,29 @@ def make_net() -> torch.nn.Module:
     return UNet(spatial_dims=2, in_channels=1, out_channels=DIGITS + 1, **size)
 
 
+def plot(image: torch.Tensor, prediction: enfold.Prediction, file: str) -> None:
+    """Draw an image, the predicted classes, and where the members disagree."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(7, 2.6), layout="constrained")
+    axes[0].imshow(image, cmap="gray")
+    axes[1].imshow(prediction.classes[0], cmap="tab10", vmin=0, vmax=9, interpolation="nearest")
+    shown = axes[2].imshow(prediction.epistemic[0], cmap="magma")
+    for part, title in zip(axes, ("image", "classes", "disagreement (nats)"), strict=True):
+        part.set(title=title, xticks=[], yticks=[])
+    figure.colorbar(shown)
+    figure.savefig(file, dpi=110)
+
+
 def main() -> None:
     """Train, distil and compare."""
-    train, val, test = make_scenes(240), make_scenes(60, seed=1), make_scenes(120, "test")
+    train, val, test = make_scenes(120), make_scenes(60, seed=1), make_scenes(120, "test")
     settings = {"batch_size": 24, "lr": 1e-2, "quiet": True}
 
     ensemble = enfold.DeepEnsemble(make_net, 4)
-    enfold.fit(ensemble, train, val, epochs=10, **settings)
-    net = enfold.distill(ensemble, train, val, epochs=5, **settings)
-    control = enfold.train_control(ensemble, train, val, epochs=5, **settings)
+    enfold.fit(ensemble, train, val, epochs=24, **settings)
+    net = enfold.distill(ensemble, train, val, epochs=12, **settings)
+    control = enfold.train_control(ensemble, train, val, epochs=12, **settings)
 
     models = {"member 0": ensemble.member(0), "ensemble": ensemble, "distilled": net, "control": control}
     for name, model in models.items():
@@ -66,6 +80,7 @@ def main() -> None:
     prediction = ensemble.predict(test[0][:8])
     print("probabilities", tuple(prediction.mean.shape), "uncertainty of each pixel", tuple(prediction.epistemic.shape))
     enfold.save(net, "runs/unet.safetensors")
+    plot(test[0][0, 0], ensemble.predict(test[0][:1]), "runs/segmentation.png")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ The ensemble predicts the mixture of its members. Its variance is the sum of an 
 and an epistemic part, the disagreement of the members; a single network with three outputs learns both parts from it.
 """
 
+from pathlib import Path
+
 import torch
 from rtdl_revisiting_models import FTTransformer
 from sklearn.datasets import make_friedman1
@@ -36,27 +38,46 @@ def make_split(number: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(2 * rows - 1, dtype=torch.float32), torch.tensor((values - 14.4) / 5, dtype=torch.float32)
 
 
+def plot(values: torch.Tensor, inside: enfold.Prediction, outside: enfold.Prediction, file: str) -> None:
+    """Draw values against predictions, and the disagreement of the members inside and outside of the training data."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+    bars = 2 * inside.total[:60, 0].sqrt()
+    left.errorbar(inside.mean[:60, 0], values[:60], xerr=bars, fmt="o", ms=3, lw=0.8, color="#0072B2")
+    left.axline((0, 0), slope=1, color="black", lw=0.8)
+    left.set(xlabel="prediction ± 2 standard deviations", ylabel="value")
+    for name, found, colour in (("inside", inside, "#0072B2"), ("outside", outside, "#D55E00")):
+        right.hist(found.epistemic.sqrt().flatten(), bins=30, density=True, alpha=0.6, label=name, color=colour)
+    right.set(xlabel="disagreement of the members (standard deviation)", yticks=[])
+    right.legend()
+    figure.savefig(file, dpi=110)
+
+
 def main() -> None:
     """Train, distil, compare, and show the uncertainty inside and outside of the training data."""
-    train, val, test = make_split(800, 0), make_split(200, 1), make_split(1000, 2)
+    train, val, test = make_split(300, 0), make_split(200, 1), make_split(1000, 2)
 
     # Two outputs for each number: the mean, and a value whose softplus is the variance.
     task = Regression(head="gaussian", variance="softplus")
     ensemble = enfold.DeepEnsemble(lambda: Tabular(2), 5)
-    enfold.fit(ensemble, train, val, task=task, epochs=30, lr=3e-3, quiet=True)
+    settings = {"epochs": 40, "batch_size": 20, "quiet": True}
+    enfold.fit(ensemble, train, val, task=task, lr=3e-3, **settings)
 
     models = {"member 0": ensemble.member(0), "ensemble": ensemble}
-    models["distilled"] = enfold.distill(ensemble, train, val, epochs=15, lr=1e-3, quiet=True)
+    models["distilled"] = enfold.distill(ensemble, train, val, lr=1e-3, **settings)
     models["distilled, three outputs"] = enfold.distill(
-        ensemble, train, val, student=lambda: Tabular(3), epochs=40, lr=3e-3, quiet=True
+        ensemble, train, val, student=lambda: Tabular(3), lr=3e-3, **settings
     )
-    models["control"] = enfold.train_control(ensemble, train, val, epochs=15, lr=1e-3, quiet=True)
+    models["control"] = enfold.train_control(ensemble, train, val, lr=1e-3, **settings)
     for name, model in models.items():
         print(enfold.evaluate(model, test, val, reference=ensemble, name=name))
 
-    for where, rows in {"inside": test[0], "outside": 2 * test[0].sign() + test[0]}.items():
-        found = ensemble.predict(rows)
+    inside, outside = ensemble.predict(test[0]), ensemble.predict(2 * test[0].sign() + test[0])
+    for where, found in {"inside": inside, "outside": outside}.items():
         print(f"{where}: noise {found.aleatoric.mean():.3f}, disagreement of the members {found.epistemic.mean():.3f}")
+    Path("runs").mkdir(exist_ok=True)
+    plot(test[1], inside, outside, "runs/tabular_regression.png")
 
 
 if __name__ == "__main__":

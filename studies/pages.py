@@ -10,6 +10,7 @@ A page in docs/ or studies/ marks where a table belongs:
 <!-- rows cifar10-ensembles -->       the models of a run
 <!-- choices cifar10-ensembles -->    the rows of a run between which a guide helps to choose
 <!-- ood cifar10-ood -->              the models of a run on corrupted and on out-of-distribution data
+<!-- recovered compress -->          the gain that one network recovers in each setting of the study of compress
 <!-- clipping | merging | scaling | third-party | speed | severities | coverage NAME -->   single measurements
 
 A mark ends with <!-- end -->. NAME.json is a file in results/ or in studies/PAPER/results/.
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from enfold.errors import EnfoldError
 from studies.choices import choices_table
-from studies.compress.tables import compress_table
+from studies.compress.tables import compress_table, recovered_table
 from studies.coverage import coverage_table
 from studies.definition import load_definition, results_file, stored_names
 from studies.finetuned.merges import finetuned_table
@@ -257,11 +258,13 @@ def fill_page(page: str, root: Path = ROOT) -> str:
             table = items_table()
         elif kind == "rows":
             table = rows_table(name, load_record(name, root))
+        elif kind == "recovered":
+            table = recovered_table(lambda setting: load_record(f"{name}-{setting}", root))
         elif kind in MEASUREMENTS:
             table = MEASUREMENTS[kind](load_record(name, root))
         else:
             raise EnfoldError(
-                f"a mark must be overview, items, rows, {', '.join(MEASUREMENTS)}, got '{kind}': correct it"
+                f"a mark must be overview, items, rows, recovered, {', '.join(MEASUREMENTS)}, got '{kind}': correct it"
             )
         return f"{opening}{table}{closing}"
 

@@ -93,6 +93,7 @@ def members(make, count=3):
     return DeepEnsemble([make() for _ in range(count)])
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("kind", ["network", "ensemble"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_calibrated_scores_are_those_of_evaluate(name, kind):
@@ -186,6 +187,17 @@ def test_a_calibrated_ensemble_is_evaluated_beside_its_reference():
     row = evaluate(calibrate(ensemble, val), test, val, reference=ensemble)
     assert math.isfinite(row.scores["nll"])
     assert row.scores["scale"] == pytest.approx(1, abs=1e-4)
+
+
+def test_wrapped_networks_take_batches_of_several_inputs():
+    """The network inside shows that (x, z, y) are two inputs and a target."""
+    torch.manual_seed(0)
+    batches = [(*torch.randn(2, 6, 4, generator=rng()), torch.arange(6) % 3)]
+    network = nn.Bilinear(4, 4, 3)
+    for model in (enfold.calibrate(network, batches), enfold.Dirichlet(network, 1.0)):
+        again = [((x, z), y) for x, z, y in batches]
+        assert evaluate(model, batches).scores == evaluate(model, again).scores
+        assert predict(model, batches).num_members == 1
 
 
 # Thresholds

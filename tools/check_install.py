@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT = 300  # seconds for one command
+TIMEOUT = 1800  # seconds for one command, also on a busy machine
 FIXED = "torch"
 
 START = """

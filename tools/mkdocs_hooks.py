@@ -13,7 +13,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "src"))  # the code beside these pages, not another installed one
 
-from website import contents, equations, fences, fonts, methods  # noqa: E402
+from website import contents, equations, fences, fonts, gallery, methods  # noqa: E402
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -47,6 +47,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["hide"] = ["navigation"]
     if page.file.src_uri == "docs/methods.md":
         markdown = methods.overview(markdown)
+    if page.file.src_uri == "examples/README.md":
+        markdown = gallery.overview(markdown)
     markdown = contents.without_links_to_code(methods.link_pages(markdown), page.file.src_uri)
     return fences.for_readers(markdown)
 

@@ -101,7 +101,11 @@ def arguments_of(target: Callable[..., Any]) -> dict[str, Argument]:
 
 
 def describe_type(hint: Any) -> str:
-    """Return a type in words for tables: `int >= 1`, `"sum" | "mean"`, `float | None`."""
+    """Return a type in words for tables: `int >= 1`, `"sum" | "mean"`, `float | None`.
+
+    Args:
+        hint: A type annotation.
+    """
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return " ".join([describe_type(parts[0]), *_limits(parts[1:])])
@@ -189,7 +193,11 @@ def _rules(metadata: tuple[Any, ...]) -> list[Any]:
 
 
 def describe_arguments(docstring: str) -> dict[str, str]:
-    """Return the descriptions in the `Args:` section of a Google-style docstring, each in one line."""
+    """Return the descriptions in the `Args:` section of a Google-style docstring, each in one line.
+
+    Args:
+        docstring: The docstring, without common indentation.
+    """
     found = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", docstring + "\n", re.MULTILINE)
     if found is None:
         return {}
@@ -212,6 +220,10 @@ def check_arguments(target: Callable[..., Any], values: Mapping[str, Any]) -> di
 
     Lists become tuples and numpy scalars Python numbers; nothing else is converted.
 
+    Args:
+        target: The class or function.
+        values: The options by name.
+
     Raises:
         EnfoldError: If a name is unknown, or a value is not of the declared type or outside its limits.
     """
@@ -230,6 +242,11 @@ def check_arguments(target: Callable[..., Any], values: Mapping[str, Any]) -> di
 def check_value(name: str, value: Any, hint: Any) -> Any:
     """Return a value after checking it against a declared type.
 
+    Args:
+        name: Name of the argument.
+        value: The value.
+        hint: The declared type.
+
     Raises:
         EnfoldError: If it does not fit; the message names the argument, the rule and the value.
     """
@@ -243,7 +260,10 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
 
 
 def checked(target: F) -> F:
-    """Check the options of a function, or of a class when it is constructed, against their declared types.
+    """Return a function or class that checks its options against their declared types when it is called.
+
+    Args:
+        target: A class or function whose options are annotated.
 
     Raises:
         EnfoldError: When the function or class is called with a value that does not fit.

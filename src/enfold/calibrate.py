@@ -25,7 +25,7 @@ from enfold.data.unpack import Unpack
 from enfold.engines.call import pack_inputs
 from enfold.engines.inputs import from_arrays
 from enfold.engines.modes import ensure_eval_mode
-from enfold.ensemble import Ensemble, predict_outputs
+from enfold.ensemble import Ensemble, called_network, predict_outputs
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits, predict
 from enfold.metrics import RegressionPredictions, fit_scale, fit_temperature, metrics_for
@@ -77,6 +77,10 @@ class Calibrated(nn.Module):
         if not isinstance(self.model_task, Regression):
             return self.model_task
         return Regression(head="uncertainty", axis=self._axis(self.model_task), min_variance=SMALLEST)
+
+    def called_networks(self) -> list[nn.Module]:
+        """Return the network that is called, which shows how many inputs there are."""
+        return [called_network(self.model)]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return calibrated outputs of a single network, for inputs as the model takes them."""

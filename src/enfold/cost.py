@@ -52,7 +52,11 @@ def parameters(module: nn.Module, *, trainable_only: bool = False) -> int:
 
 
 def stored_bytes(module: nn.Module) -> int:
-    """Return the bytes of all parameters and persistent buffers; tensors with common storage count once."""
+    """Return the bytes of all parameters and persistent buffers; tensors with common storage count once.
+
+    Args:
+        module: A network or an ensemble.
+    """
     state = module.state_dict(keep_vars=True).values()
     return sum(size for size, _ in _unique_storage(value for value in state if isinstance(value, Tensor)))
 
@@ -192,13 +196,22 @@ def time_rounds(
 
 
 def summarise(samples: Sequence[float]) -> Latency:
-    """Return median, quartiles and 95th percentile, with linear interpolation."""
+    """Return median, quartiles and 95th percentile, with linear interpolation.
+
+    Args:
+        samples: Latencies in seconds.
+    """
     quantiles = torch.tensor([0.5, 0.25, 0.75, 0.95], dtype=torch.float64)
     return Latency(*torch.tensor(samples, dtype=torch.float64).quantile(quantiles).tolist())
 
 
 def round_ratio(samples: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the median over rounds of the ratio within a round, in which disturbances of a round cancel."""
+    """Return the median over rounds of the ratio within a round, in which disturbances of a round cancel.
+
+    Args:
+        samples: Latency of the model in each round.
+        reference: Latency of the reference model in each round.
+    """
     return statistics.median(own / other for own, other in zip(samples, reference, strict=True))
 
 
@@ -351,7 +364,7 @@ def measure(
         )
         for name, model in models.items()
     }
-    return Costs(found)
+    return Costs(found, reference)
 
 
 class _Counts(TypedDict):

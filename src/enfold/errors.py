@@ -21,7 +21,12 @@ WITHIN = (
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that was probably meant, for a suggestion in an error message."""
+    """Return the known word that was probably meant, for a suggestion in an error message.
+
+    Args:
+        word: The unknown word.
+        known: All known words.
+    """
     return next(iter(get_close_matches(word, list(known), n=1)), None)
 
 

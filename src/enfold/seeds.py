@@ -54,7 +54,12 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """Return a CPU generator for one purpose, see `derive`; CPU draws do not depend on the training device."""
+    """Return a CPU generator for one purpose, see `derive`; CPU draws do not depend on the training device.
+
+    Args:
+        seed: Seed of the run.
+        purpose: Texts and numbers that name the purpose.
+    """
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
@@ -63,6 +68,9 @@ def seed_scope(seed: int) -> Iterator[None]:
     """Make random draws inside the block depend on the seed only, also if other threads draw at the same time.
 
     The global random state is restored after the block.
+
+    Args:
+        seed: The seed.
     """
     with _seeding, torch.random.fork_rng():
         torch.manual_seed(seed)

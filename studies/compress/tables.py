@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from enfold.train import TrainConfig
 from studies.compress.rows import ROWS
 from studies.compress.run import slug
 from studies.compress.settings import SETTINGS
@@ -107,6 +108,33 @@ def compress_table(record: Mapping[str, Any]) -> str:
         percent = [_gains(row[which], metrics) if which in columns else "" for which in ("last", "best")]
         seconds = row.get("processor seconds")
         lines.append([name, *values, *percent, f"{fmean(seconds):.0f}" if seconds else "", str(len(row["seeds"]))])
+    return make_table(lines)
+
+
+CHOSEN = {  # by setting, what the docs quote: a name for readers, the row, and the control of the same length
+    "mlp": ("MLPs, Fashion-MNIST", "mixup 2x", "control"),
+    "cnn": ("CNNs, fashion-mini", "cutmix or mixup 8x", "control"),
+    "resnet": ("residual networks, CIFAR-10", "cutmix 2x", "control"),
+    "finetuned": ("fine-tuned from one network", "distill", "control"),
+    "friedman": ("tabular regression", "mixup 2x", "control"),
+}
+
+
+def recovered_table(load: Callable[[str], Mapping[str, Any]]) -> str:
+    """Return one line for each setting: the gain in NLL and cNLL that one network and the control recover.
+
+    Args:
+        load: Function that returns the results of a setting.
+    """
+    lines = [["members", "one network", "epochs", "NLL (%)", "cNLL (%)", "control, NLL / cNLL (%)", "seconds"]]
+    for setting, (title, name, control) in CHOSEN.items():
+        record = load(setting)
+        row, other = record["rows"][name], record["rows"][control]
+        length = row["epochs"] / TrainConfig().update(record["members"] | {"task": None}).epochs
+        gains = [format_spread(row["last"][f"gain {metric}"], 100, 0) for metric in ("nll", "cnll")]
+        seconds = f"{fmean(row['processor seconds']):.0f}"
+        plain = name.removesuffix(f" {length:g}x")
+        lines.append([title, plain, f"{length:g}x", *gains, _gains(other["last"], ["nll", "cnll"]), seconds])
     return make_table(lines)
 
 

@@ -18,16 +18,18 @@ SCRIPT = str(Path(__file__).parent / "torchrun_script.py")
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_processes_give_the_result_of_one(tmp_path):
+@pytest.mark.parametrize(("kind", "models"), [("whole", ("ensemble", "student")), ("sharded", ("network", "student"))])
+def test_two_processes_give_the_result_of_one(tmp_path, kind, models):
+    """Also if each has one half of the parameters, by FSDP2."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     printed = []
     for name, words in (("one", []), ("two", torchrun)):
-        command = [sys.executable, *words, SCRIPT, str(tmp_path / name)]
+        command = [sys.executable, *words, SCRIPT, str(tmp_path / name), kind]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout.split("]")[-2])
     assert printed[0] == printed[1]  # the chosen epochs
-    for model in ("ensemble", "student"):
+    for model in models:
         one, two = (load_file(tmp_path / f"{name}-{model}.safetensors") for name in ("one", "two"))
         for name, value in one.items():
             torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import enfold
 from website.methods import pages_by_target
 
 MODULES = {
@@ -96,14 +101,29 @@ def _page(module: str, described: dict[str, str]) -> str:
             where = f"#{path}"
             entries += ["", f"::: {path}"]
         table.append(f"| [`{name}`]({where}) | {summary(module, name)} |")
-    head = [f"# `{module}`", "", MODULES[module], "", "| name | |", "| --- | --- |", *table]
+    head = [f"# `{module}`", "", MODULES[module], "", "| name | description |", "| --- | --- |", *table]
     return "\n".join([*head, *entries, ""])
 
 
 def summary(module: str, name: str) -> str:
     """Return the first sentence of the docstring of a public name, as one line of a table."""
     value = getattr(importlib.import_module(module), name)
-    if not (inspect.ismodule(value) or inspect.isclass(value) or inspect.isfunction(value)):
-        return ""
-    text = (inspect.getdoc(value) or "").split("\n\n")[0]
+    is_object = inspect.ismodule(value) or inspect.isclass(value) or inspect.isfunction(value)
+    text = ((inspect.getdoc(value) or "") if is_object else constants().get(name, "")).split("\n\n")[0]
     return " ".join(text.split()).replace("|", "\\|")
+
+
+@cache
+def constants() -> dict[str, str]:
+    """Return the docstrings below the assignments of the public constants and types, by name."""
+    found = {}
+    for file in Path(enfold.__path__[0]).rglob("*.py"):
+        for node, after in pairwise(ast.parse(file.read_text(encoding="utf-8")).body):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+            if (
+                isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+                and isinstance(after.value.value, str)
+            ):
+                found |= {each.id: after.value.value for each in targets if isinstance(each, ast.Name)}
+    return found

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+OUTPUT = EXAMPLES / "output"
+"""What `make gallery` stores."""
+QUOTES = '"""'
 TOOLS = ("quality",)
 """Files that measure and are no tutorials."""
 
@@ -17,13 +21,13 @@ def examples() -> list[Path]:
     return [file for file in sorted(EXAMPLES.glob("*.py")) if file.stem not in TOOLS]
 
 
-def title(file: Path) -> str:
-    """Return the title of an example: its docstring up to the first colon."""
-    return _document(file).partition(":")[0]
-
-
 def _document(file: Path) -> str:
     return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or file.stem
+
+
+def _cells(file: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    return found
 
 
 def navigation() -> list[Any]:
@@ -37,15 +41,6 @@ def notebooks() -> list[Path]:
     return sorted(EXAMPLES.glob("*.ipynb"))
 
 
-def notebook_page(file: Path) -> str:
-    """Return the page of a notebook: its text and its code."""
-    parts = []
-    for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
-        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
-    return "\n\n".join([*parts, f"[Download the notebook]({file.name})", ""])
-
-
 def pages() -> dict[str, str]:
     """Return the pages of all examples."""
     scripts = {f"examples/{file.stem}.md": page(file) for file in examples()}
@@ -53,18 +48,71 @@ def pages() -> dict[str, str]:
 
 
 def page(file: Path) -> str:
-    """Return the page of an example."""
+    """Return the page of an example: its idea, its figures, what it prints, and its code."""
     text = file.read_text(encoding="utf-8")
-    document = _document(file)
-    code = text[text.index('"""', text.index('"""') + 3) + 3 :].strip("\n")
-    heading, _, rest = document.partition(":")
-    idea = rest.strip()
-    lines = [f"# {heading}", "", idea[:1].upper() + idea[1:], "", f"Run it: `python examples/{file.name}`"]
-    lines += [f"([download]({file.name})).", "", "```python", code, "```", ""]
-    output = file.parent / "output" / f"{file.stem}.txt"
+    code = text[text.index(QUOTES, text.index(QUOTES) + 3) + 3 :].strip("\n")
+    about = _document(file).partition(":")[2].strip()
+    lines = [f"# {title(file)}", "", about[:1].upper() + about[1:], "", f"Run it: `python examples/{file.name}`"]
+    lines += [f"([download]({file.name})).", "", *(line for each in figures(file) for line in (_image(file, each), ""))]
+    output = OUTPUT / f"{file.stem}.txt"
     if output.is_file():
         lines += ["It prints:", "", "```text", output.read_text(encoding="utf-8").strip("\n"), "```", ""]
-    figure = file.parent / "output" / f"{file.stem}.svg"
-    if figure.is_file():
-        lines += [f"![{heading}](output/{figure.name})", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "```python", code, "```", ""])
+
+
+def notebook_page(file: Path) -> str:
+    """Return the page of a notebook: its text and code, with the stored results of each cell."""
+    stored = OUTPUT / f"{file.stem}.json"
+    cells = _cells(file)
+    results = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else [[]] * len(cells)
+    parts = []
+    for cell, found in zip(cells, results, strict=True):
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        parts += [_result(file, each) for each in found]
+    return "\n\n".join([*parts, f"[Download the notebook]({file.name})", ""])
+
+
+def _result(file: Path, found: dict[str, str]) -> str:
+    """Return a result of a cell: a figure, a table or a text."""
+    if "figure" in found:
+        return _image(file, OUTPUT / found["figure"])
+    if "html" in found:
+        return f'<div class="result">{found["html"]}</div>'
+    return f"```text\n{found['text'].strip()}\n```"
+
+
+def figures(file: Path) -> list[Path]:
+    """Return the stored figures of an example, those that it draws itself first."""
+    own = [each for each in OUTPUT.glob(f"{file.stem}-*.png") if each.stem.removeprefix(f"{file.stem}-").isdigit()]
+    return [*sorted(own), *OUTPUT.glob(f"{file.stem}.png")]
+
+
+def _image(file: Path, figure: Path) -> str:
+    return f"![{title(file)}: figure](output/{figure.name})"
+
+
+def title(file: Path) -> str:
+    """Return the title of an example: its docstring up to the first colon, or the heading of a notebook."""
+    if file.suffix == ".ipynb":
+        return "".join(_cells(file)[0]["source"]).splitlines()[0].removeprefix("# ")
+    return _document(file).partition(":")[0]
+
+
+def idea(file: Path) -> str:
+    """Return one sentence about an example."""
+    if file.suffix == ".ipynb":
+        text = "".join(_cells(file)[0]["source"]).split("\n\n")[1]
+        return " ".join(text.split()).split(". ")[0].rstrip(".") + "."
+    text = " ".join(_document(file).partition(":")[2].split("\n\n")[0].split())
+    return text[:1].upper() + text[1:]
+
+
+def overview(markdown: str) -> str:
+    """Return the page of all examples: its text, and a card with the first figure of each example."""
+    cards = []
+    for file in [*examples(), *notebooks()]:
+        shown = [f'<img src="output/{each.name}" alt="">' for each in figures(file)[:1]]
+        words = f"<strong>{escape(title(file))}</strong><span>{escape(idea(file))}</span>"
+        cards.append(f'<a class="card" href="{file.stem}.html">{"".join(shown)}{words}</a>')
+    return f'{markdown}\n<div class="gallery">{"".join(cards)}</div>\n'

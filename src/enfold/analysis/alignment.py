@@ -173,7 +173,13 @@ def restore_alignment(
 
 @torch.no_grad()
 def compute_row_statistics(before: Sequence[State], after: Sequence[State], groups: Sequence[Group]) -> list[Rows]:
-    """Return equations (1) to (3) of every permuted layer, in the order of the network."""
+    """Return equations (1) to (3) of every permuted layer, in the order of the network.
+
+    Args:
+        before: State dicts of the members before the alignment.
+        after: State dicts after it.
+        groups: Permutation groups of the network.
+    """
     found = []
     for name, axis, places, hidden in _row_layers(before[0], groups):
         old, new = (
@@ -249,7 +255,12 @@ def _pearson(one: Tensor, other: Tensor) -> Tensor:
 
 @torch.no_grad()
 def compute_matrix_statistics(groups: Sequence[Group], matrices: Sequence[Tensor]) -> list[Matrices]:
-    """Return softness, condition number and fraction of one-to-one units for the matrices (M - 1, d, d)."""
+    """Return softness, condition number and fraction of one-to-one units for the matrices (M - 1, d, d).
+
+    Args:
+        groups: Permutation groups of the network.
+        matrices: For each group, the matrices of all members but the first.
+    """
     return [
         Matrices(
             group.name,
@@ -264,7 +275,13 @@ def compute_matrix_statistics(groups: Sequence[Group], matrices: Sequence[Tensor
 
 @torch.no_grad()
 def score_average(members: Ensemble, states: Sequence[State], data: Data) -> Scores:
-    """Return the scores of the mean of states, with batch-norm statistics estimated again."""
+    """Return the scores of the mean of states, with batch-norm statistics estimated again.
+
+    Args:
+        members: The ensemble whose architecture the states have.
+        states: State dicts of the networks.
+        data: Data set: training inputs for the statistics, test examples for the scores.
+    """
     network = members.network(mean_of(states)).eval()
     reestimate(network, data)
     predictions = require_classes(predict(network, data.test, task=members.task), "score_average")

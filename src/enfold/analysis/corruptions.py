@@ -86,6 +86,10 @@ def average_scores_over_kinds(by_kind: ByKind) -> dict[str, float]:
 def compute_mce(by_kind: ByKind, reference: ByKind) -> float:
     """Return equation (2), the mCE, as a fraction: 1 equals the reference model, lower is better.
 
+    Args:
+        by_kind: Error rate by kind and severity.
+        reference: The same of the reference model.
+
     Raises:
         EnfoldError: If kinds or severities differ, or the reference model has no errors for a kind.
     """

@@ -40,6 +40,10 @@ def compute_diversity(base: Predictions, predictions: Predictions) -> tuple[Tens
     """Return the accuracy and equation (1) of every network in `predictions`, two tensors (K,).
 
     Without disagreement (1) is 0; with disagreement and without errors it is infinite.
+
+    Args:
+        base: Predictions of the base network, M = 1.
+        predictions: Predictions of the networks, one member each.
     """
     if base.num_members != 1 or not torch.equal(base.labels, predictions.labels):
         raise EnfoldError(
@@ -52,12 +56,23 @@ def compute_diversity(base: Predictions, predictions: Predictions) -> tuple[Tens
 
 
 def compute_disagreement(base: Predictions, predictions: Predictions) -> Tensor:
-    """Return the fraction of examples for which each network predicts another class than the base, (K,)."""
+    """Return the fraction of examples for which each network predicts another class than the base, (K,).
+
+    Args:
+        base: Predictions of the base network, M = 1.
+        predictions: Predictions of the networks, one member each.
+    """
     return (member_log_probs(predictions).argmax(-1) != member_log_probs(base)[0].argmax(-1)).double().mean(-1)
 
 
 def compute_limits(base_accuracy: float, num_classes: int, *, points: int = 200) -> Limits:
-    """Return equations (2) and (3), divided by 1 - a, from chance to the accuracy of the base."""
+    """Return equations (2) and (3), divided by 1 - a, from chance to the accuracy of the base.
+
+    Args:
+        base_accuracy: Accuracy a of the base network.
+        num_classes: Number of classes.
+        points: Number of accuracies.
+    """
     if num_classes < 2 or not 1 / num_classes <= base_accuracy < 1:
         raise EnfoldError(
             f"base_accuracy must be at least 1/{num_classes} (chance) and below 1, got {base_accuracy:.4g}: "

@@ -121,7 +121,11 @@ def _repair_states(
 
 
 def compute_barriers(line: Line) -> dict[str, Barrier]:
-    """Return the barriers (2) of loss and error."""
+    """Return the barriers (2) of loss and error.
+
+    Args:
+        line: Loss and accuracy along a path.
+    """
     return {"loss": compute_barrier(line.alphas, line.loss), "error": compute_barrier(line.alphas, 1 - line.accuracy)}
 
 

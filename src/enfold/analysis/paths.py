@@ -67,7 +67,13 @@ class PathScores:
 
 
 def make_line(first: State | nn.Module, second: State | nn.Module, points: int = 21) -> list[State]:
-    """Return the states (1) at evenly spaced t; the ends are the networks themselves."""
+    """Return the states (1) at evenly spaced t; the ends are the networks themselves.
+
+    Args:
+        first: The network at t = 0, or its state dict.
+        second: The network at the other end, or its state dict.
+        points: Number of values of t from 0 to 1.
+    """
     if points < 2:
         raise EnfoldError(f"points must be at least 2, got {points}: the default is 21")
     ends = [to_state(first), to_state(second)]

@@ -126,7 +126,14 @@ class _NetworkBatch:
 
 
 def predict_states(network: nn.Module, states: States, data: Data | Examples, **settings: object) -> Predictions:
-    """Return the predictions of all networks; arguments as for `predict_in_batches`."""
+    """Return the predictions of all networks; arguments as for `predict_in_batches`.
+
+    Args:
+        network: A network of the architecture.
+        states: State dicts of networks of one architecture.
+        data: Examples; of a data set, its test split.
+        settings: Further arguments of `predict_in_batches`.
+    """
     found = list(predict_in_batches(network, states, data, **settings))  # type: ignore[arg-type]
     if not found:
         raise EnfoldError("states must contain at least 1 network, got none: pass its parameters and buffers")
@@ -187,13 +194,21 @@ def select_parameters(network: nn.Module, state: State) -> State:
 
 
 def copy_state(network: nn.Module) -> State:
-    """Return a copy of the parameters and buffers of a network."""
+    """Return a copy of the parameters and buffers of a network.
+
+    Args:
+        network: A network.
+    """
     return {name: tensor.detach().clone() for name, tensor in read_state(network).items()}
 
 
 @torch.no_grad()
 def unstack_states(stacked: State | Ensemble) -> list[State]:
-    """Return the states of the networks in a stacked state or an ensemble, as views."""
+    """Return the states of the networks in a stacked state or an ensemble, as views.
+
+    Args:
+        stacked: An ensemble, or a state whose tensors have a leading member axis.
+    """
     held = stacked.expand() if isinstance(stacked, Ensemble) else stacked
     count = len(next(iter(held.values())))
     return [{name: tensor.detach()[index] for name, tensor in held.items()} for index in range(count)]
@@ -204,6 +219,10 @@ def mix_states(states: Sequence[State], weights: Tensor) -> State:
     """Return Σ_k w_k θ_k; integer buffers are those of the first state.
 
     If one weight is 1 and the others are 0, the result is exactly that network.
+
+    Args:
+        states: State dicts of networks of one architecture.
+        weights: Weight of each state, (K,).
     """
     nonzero = [index for index, weight in enumerate(weights.tolist()) if weight]
     if len(nonzero) == 1 and float(weights[nonzero[0]]) == 1.0:

@@ -62,7 +62,13 @@ class Similarity:
 def load_trajectory(
     trajectory: Trajectory, members: Sequence[int] | None = None, *, start: bool = True
 ) -> TrajectoryStates:
-    """Return the stored networks of trainings; without `start`, without the untrained networks."""
+    """Return the stored networks of trainings; without `start`, without the untrained networks.
+
+    Args:
+        trajectory: A stored trajectory.
+        members: Indices of members; None for all.
+        start: Include the untrained networks.
+    """
     epochs = [epoch for epoch in trajectory.epochs if epoch or start]
     if not epochs:
         raise EnfoldError(
@@ -78,7 +84,11 @@ def load_trajectory(
 
 @torch.no_grad()
 def compute_cosines(states: Sequence[State]) -> Tensor:
-    """Return equation (1) of all pairs, (K, K); a zero vector is orthogonal to all others."""
+    """Return equation (1) of all pairs, (K, K); a zero vector is orthogonal to all others.
+
+    Args:
+        states: State dicts of networks of one architecture.
+    """
     if not states:
         raise EnfoldError("states must contain at least 1 network, got none: pass its parameters")
     products = torch.zeros(len(states), len(states), dtype=torch.float64)

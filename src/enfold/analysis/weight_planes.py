@@ -76,7 +76,13 @@ class PlaneMap:
 
 
 def make_radial_plane(network: nn.Module, first: State | nn.Module, second: State | nn.Module) -> WeightPlane:
-    """Return the plane (1) through the origin and two networks, given as networks or states."""
+    """Return the plane (1) through the origin and two networks, given as networks or states.
+
+    Args:
+        network: A network of the architecture.
+        first: A network or its state dict.
+        second: Another one.
+    """
     first, second = to_state(first), to_state(second)
     inner = _products([select_parameters(network, first), select_parameters(network, second)])
     return WeightPlane("radial", [first, second], _corner(inner))

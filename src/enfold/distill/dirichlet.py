@@ -66,6 +66,10 @@ class Dirichlet(nn.Module):
         super().__init__()
         self.network, self.offset, self.training = network, offset, network.training
 
+    def called_networks(self) -> list[nn.Module]:
+        """Return the network that is called, which shows how many inputs there are."""
+        return [self.network]
+
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return ln α, logits whose softmax is the mean: (B, ...) -> (B, C), or (M, B, C) of an ensemble."""
         logits = self._logits(pack_inputs(args, kwargs))

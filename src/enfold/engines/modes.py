@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from enfold.errors import EnfoldError
 
@@ -17,6 +18,21 @@ def refuse_inference_mode(what: str) -> None:
         raise EnfoldError(
             f"{what} needs gradients, got a call inside torch.inference_mode(): call it without inference mode"
         )
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor: this process has a part of it. The class takes long to import."""
+    return hasattr(tensor, "full_tensor")
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether parameters are divided among processes, as by `torch.distributed.fsdp.fully_shard`."""
+    return any(map(is_shard, model.parameters()))
+
+
+def without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
+    """Return torch's inference mode, or `torch.no_grad` for sharded parameters, whose buffers training uses again."""
+    return torch.no_grad() if is_sharded(model) else torch.inference_mode()
 
 
 @contextmanager

@@ -33,7 +33,8 @@ from enfold.errors import EnfoldError
 __all__ = ["RUNNING", "Skeleton", "State", "copy_network", "empty_buffers", "find_places", "read_state"]
 
 RUNNING = ("running_mean", "running_var", "running_std")  # buffers that are statistics of the data
-State = dict[str, Tensor]  # parameters and buffers by their names in the network
+State = dict[str, Tensor]
+"""Parameters and buffers by their names in the network."""
 
 Place = tuple[dict[str, Tensor | None], str]  # the dictionary `_parameters` or `_buffers` of a module, and a key in it
 

@@ -130,7 +130,11 @@ def as_log(logger: LoggerLike | Log) -> Log:
 
 
 def with_log(function: F) -> F:
-    """Give a function its `logger=` as a `Log`, which is closed when the function ends."""
+    """Return a function that gets its `logger=` as a `Log`, which is closed when the function ends.
+
+    Args:
+        function: A function with the keyword argument `logger`.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, logger: LoggerLike | Log = None, **kwargs: Any) -> Any:

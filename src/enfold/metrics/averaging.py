@@ -88,6 +88,9 @@ def averaging_weights(
 def member_log_likelihoods(p: RowPredictions) -> Tensor:
     """Return ℓ of every member and target, (M, N), in float64.
 
+    Args:
+        p: Predictions of the members.
+
     Raises:
         EnfoldError: If the predictions have no likelihood: points and quantiles of a regression.
     """

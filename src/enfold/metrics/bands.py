@@ -18,7 +18,14 @@ _ENTRIES_AT_ONCE = 2_000_000  # counts in float64 per block
 
 @dataclass(frozen=True)
 class ReliabilityBand:
-    """A reliability diagram with a confidence interval of each bin's accuracy; both ends are 0 for an empty bin."""
+    """A reliability diagram with a confidence interval of each bin's accuracy; both ends are 0 for an empty bin.
+
+    Args:
+        diagram: The reliability diagram.
+        lower: Lower end for each bin.
+        upper: Upper end for each bin.
+        level: Probability of the intervals.
+    """
 
     diagram: Reliability
     lower: Tensor  # (bins,)

@@ -43,7 +43,14 @@ _ENTRIES_AT_ONCE = 2_000_000  # counts in float64 per block: limits the memory o
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of a metric between two models: the mean over seeds and its bootstrap interval."""
+    """The difference of a metric between two models: the mean over seeds and its bootstrap interval.
+
+    Args:
+        mean: Mean over seeds.
+        lower: Lower end of the interval.
+        upper: Upper end of the interval.
+        values: The difference of each seed.
+    """
 
     mean: float
     lower: float

@@ -35,7 +35,14 @@ class FewExamplesWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Reliability:
-    """The numbers of a reliability diagram. Count, accuracy and confidence of an empty bin are 0."""
+    """The numbers of a reliability diagram. Count, accuracy and confidence of an empty bin are 0.
+
+    Args:
+        edges: Ends of the bins, (bins + 1,).
+        counts: Examples of each bin.
+        accuracy: Accuracy of each bin.
+        confidence: Mean confidence of each bin.
+    """
 
     edges: Tensor  # (bins + 1,)
     counts: Tensor  # (bins,) int64
@@ -75,17 +82,33 @@ def reliability(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> Rel
 
 
 def ece(p: Predictions, bins: int = 15) -> float:
-    """Return the expected calibration error Σ_b (n_b / N) |accuracy_b - confidence_b| over bins of equal width."""
+    """Return the expected calibration error Σ_b (n_b / N) |accuracy_b - confidence_b| over bins of equal width.
+
+    Args:
+        p: Predictions of the members.
+        bins: Number of bins.
+    """
     return _expected_gap(reliability(p, bins))
 
 
 def adaptive_ece(p: Predictions, bins: int = 15) -> float:
-    """Return the expected calibration error over bins of equal mass."""
+    """Return the expected calibration error over bins of equal mass.
+
+    Args:
+        p: Predictions of the members.
+        bins: Number of bins.
+    """
     return _expected_gap(reliability(p, bins, "mass"))
 
 
 def mce(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> float:
-    """Return the maximum calibration error, max_b |accuracy_b - confidence_b| over the non-empty bins."""
+    """Return the maximum calibration error, max_b |accuracy_b - confidence_b| over the non-empty bins.
+
+    Args:
+        p: Predictions of the members.
+        bins: Number of bins.
+        scheme: "width" for bins of equal width, "mass" for bins of equal mass.
+    """
     return reliability(p, bins, scheme).gap.abs().max().item()
 
 
@@ -95,6 +118,11 @@ def debiased_ece(p: Predictions, bins: int = 15, scheme: Scheme = "width") -> fl
     Kumar, Liang, Ma, "Verified uncertainty calibration", NeurIPS 2019, arXiv 1909.10155: with the accuracy of a bin
     drawn from a normal distribution around the observed one, with variance a (1 - a) / n, the bias is the mean ECE of
     such draws minus the ECE. Differs from the paper: the mean of |normal| is computed in closed form, not sampled.
+
+    Args:
+        p: Predictions of the members.
+        bins: Number of bins.
+        scheme: "width" for bins of equal width, "mass" for bins of equal mass.
     """
     r = reliability(p, bins, scheme)
     gap = r.gap.abs()
@@ -129,12 +157,23 @@ def classwise_ece(p: Predictions, bins: int = 15, scheme: Scheme = "width", thre
 
 
 def ace(p: Predictions, bins: int = 15) -> float:
-    """Return the adaptive calibration error: class-wise, bins of equal mass (Nixon et al., 2019, arXiv 1904.01685)."""
+    """Return the adaptive calibration error: class-wise, bins of equal mass (Nixon et al., 2019, arXiv 1904.01685).
+
+    Args:
+        p: Predictions of the members.
+        bins: Number of bins.
+    """
     return classwise_ece(p, bins, "mass")
 
 
 def tace(p: Predictions, bins: int = 15, threshold: float = 1e-3) -> float:
-    """Return the thresholded adaptive calibration error: `ace` of the probabilities above the threshold."""
+    """Return the thresholded adaptive calibration error: `ace` of the probabilities above the threshold.
+
+    Args:
+        p: Predictions of the members.
+        bins: Number of bins.
+        threshold: Probabilities up to it are left out.
+    """
     return classwise_ece(p, bins, "mass", threshold)
 
 

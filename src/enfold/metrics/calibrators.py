@@ -41,7 +41,14 @@ STEPS = 500  # maximum number of L-BFGS iterations; about 30 are typical
 
 @dataclass(frozen=True)
 class Calibrator:
-    """A fitted calibrator. Call it with predictions on other examples than those it was fitted on."""
+    """A fitted calibrator. Call it with predictions on other examples than those it was fitted on.
+
+    Args:
+        weight: Matrix that multiplies the log-probabilities.
+        bias: Vector that is added to them.
+        fit_on: What was calibrated: "ensemble", "logit_mean" or "members".
+        validation: Predictions on which it was fitted.
+    """
 
     weight: Tensor  # (1 or M, C, C): W of (3), diagonal in (1) and (2)
     bias: Tensor  # (1 or M, C)

@@ -23,19 +23,31 @@ Normaliser = Literal["sample", "member", "ensemble"]
 
 
 def disagreement_matrix(p: Predictions) -> Tensor:
-    """Return the fraction of examples for which members i and j predict different classes (M, M)."""
+    """Return the fraction of examples for which members i and j predict different classes (M, M).
+
+    Args:
+        p: Predictions of the members.
+    """
     require_members(p, "disagreement")
     predicted = member_log_probs(p).argmax(-1)  # (M, N)
     return torch.stack([(predicted != one).double().mean(1) for one in predicted])
 
 
 def disagreement(p: Predictions) -> float:
-    """Return the fraction of examples for which two members predict different classes, mean over pairs."""
+    """Return the fraction of examples for which two members predict different classes, mean over pairs.
+
+    Args:
+        p: Predictions of the members.
+    """
     return _pairs(disagreement_matrix(p)).mean().item()
 
 
 def agreement(p: Predictions) -> float:
-    """Return the fraction of examples for which two members predict the same class, mean over pairs."""
+    """Return the fraction of examples for which two members predict the same class, mean over pairs.
+
+    Args:
+        p: Predictions of the members.
+    """
     return 1.0 - disagreement(p)
 
 
@@ -68,14 +80,22 @@ def normalised_disagreement(p: Predictions, normaliser: Normaliser = "member") -
 
 
 def pairwise_kl(p: Predictions) -> float:
-    """Return KL(p_i ‖ p_j) in nats, mean over ordered pairs i != j and examples; infinite if supports differ."""
+    """Return KL(p_i ‖ p_j) in nats, mean over ordered pairs i != j and examples; infinite if supports differ.
+
+    Args:
+        p: Predictions of the members.
+    """
     require_members(p, "pairwise_kl")
     M = p.num_members
     return decomposition(p.with_weights(None)).epkl.mean().item() * M / (M - 1)  # EPKL also counts the M pairs i = j
 
 
 def cosine_similarity(p: Predictions) -> float:
-    """Return the cosine similarity of two members' probability vectors, mean over pairs and examples."""
+    """Return the cosine similarity of two members' probability vectors, mean over pairs and examples.
+
+    Args:
+        p: Predictions of the members.
+    """
     require_members(p, "cosine_similarity")
     directions = torch.nn.functional.normalize(member_log_probs(p).exp(), dim=-1)  # (M, N, C)
     M = p.num_members
@@ -88,6 +108,9 @@ def cka(p: Predictions) -> float:
 
     It uses logits minus their mean over classes, which log-probabilities determine. Pairs with a member that predicts
     the same for every example are ignored; NaN if no pair is left.
+
+    Args:
+        p: Predictions of the members.
 
     Raises:
         EnfoldError: If a probability is 0 or there is only one member.
@@ -127,7 +150,11 @@ def linear_cka(a: Tensor, b: Tensor) -> float:
 
 
 def double_fault(p: Predictions) -> float:
-    """Return the fraction of examples that both members of a pair misclassify, mean over pairs."""
+    """Return the fraction of examples that both members of a pair misclassify, mean over pairs.
+
+    Args:
+        p: Predictions of the members.
+    """
     return _pairs(_joint(p, "double_fault")[0]).mean().item()
 
 
@@ -136,6 +163,9 @@ def q_statistic(p: Predictions) -> float:
 
     a and d are the fractions of examples where both members are correct and where both are wrong; b and c those where
     only one is correct. Pairs with 0 / 0 are ignored; NaN if no pair is left, as for members without errors.
+
+    Args:
+        p: Predictions of the members.
     """
     both_wrong, one_right, both_right = _joint(p, "q_statistic")
     same, different = both_wrong * both_right, one_right * one_right.T
@@ -146,6 +176,9 @@ def error_correlation(p: Predictions) -> float:
     """Return the Pearson correlation of the members' errors (1 wrong, 0 correct), mean over pairs.
 
     Pairs with a member that is always correct or always wrong are ignored; NaN if no pair is left.
+
+    Args:
+        p: Predictions of the members.
     """
     both_wrong, _, _ = _joint(p, "error_correlation")
     error = both_wrong.diagonal()
@@ -157,6 +190,9 @@ def bregman_variance(p: Predictions) -> float:
     """Return (1/M) Σ_m KL(q ‖ p_m) around the centroid q ∝ exp((1/M) Σ_m log p_m), mean over examples.
 
     It equals -log Z with the normalizer Z = Σ_c exp((1/M) Σ_m log p_m(c)) of q.
+
+    Args:
+        p: Predictions of the members.
     """
     return weighted_mean(member_log_probs(p), p.weights).logsumexp(-1).clamp(max=0.0).abs().mean().item()
 
@@ -166,6 +202,9 @@ def masegosa_variance(p: Predictions) -> float:
 
     The second-order term that tightens Jensen's bound: Masegosa, "Learning under model misspecification",
     NeurIPS 2020, arXiv 1912.08335.
+
+    Args:
+        p: Predictions of the members.
     """
     own = of_label(member_log_probs(p), class_labels(p))  # (M, N)
     relative = (own - own.max(0).values).exp().nan_to_num(nan=0.0)  # p_m(y) / max_m p_m(y) without underflow

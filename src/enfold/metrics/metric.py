@@ -9,7 +9,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """A scalar metric of an ensemble, with what tables and reports need to display it."""
+    """A scalar metric of an ensemble, with what tables and reports need to display it.
+
+    Args:
+        name: Name of the metric.
+        function: Function that computes it from predictions.
+        unit: Unit of its values.
+        higher_is_better: Whether larger values are better.
+        description: What it measures, for tables and reports.
+    """
 
     name: str
     function: Callable[[Any], float]

@@ -92,40 +92,70 @@ def example_label_nll(p: MultilabelPredictions) -> Tensor:
 
 
 def label_nll(p: MultilabelPredictions) -> float:
-    """Return the negative log-likelihood of the known labels, equation (1)."""
+    """Return the negative log-likelihood of the known labels, equation (1).
+
+    Args:
+        p: Predictions of the members.
+    """
     return example_label_nll(p).mean().item()  # (1)
 
 
 def gibbs_label_nll(p: MultilabelPredictions) -> float:
-    """Return the mean of the members' negative log-likelihoods, which is at least `label_nll`."""
+    """Return the mean of the members' negative log-likelihoods, which is at least `label_nll`.
+
+    Args:
+        p: Predictions of the members.
+    """
     known = p.known()
     return of_label(member_log_probs(known), known.labels.cpu().long()).abs().mean().item()
 
 
 def label_brier(p: MultilabelPredictions) -> float:
-    """Return the squared distance of the probabilities from the labels, equation (2), from 0 to 1."""
+    """Return the squared distance of the probabilities from the labels, equation (2), from 0 to 1.
+
+    Args:
+        p: Predictions of the members.
+    """
     known = p.known()
     return (ensemble_log_probs(known)[:, 1].exp() - known.labels.cpu()).square().mean().item()  # (2)
 
 
 def label_ece(p: MultilabelPredictions, bins: int = 15) -> float:
-    """Return the calibration error of the probability of each label, mean over labels, equation (3)."""
+    """Return the calibration error of the probability of each label, mean over labels, equation (3).
+
+    Args:
+        p: Predictions of the members.
+        bins: Number of bins.
+    """
     return _over_labels(p, lambda probs, labels: _ece(probs, labels, bins))  # (3)
 
 
 def mean_average_precision(p: MultilabelPredictions) -> float:
-    """Return the average precision (4), mean over the labels with a positive example; NaN without any."""
+    """Return the average precision (4), mean over the labels with a positive example; NaN without any.
+
+    Args:
+        p: Predictions of the members.
+    """
     return _over_labels(p, average_precision)
 
 
 def micro_average_precision(p: MultilabelPredictions) -> float:
-    """Return the average precision (4) of all labels as one; NaN without positive examples."""
+    """Return the average precision (4) of all labels as one; NaN without positive examples.
+
+    Args:
+        p: Predictions of the members.
+    """
     known = p.known()
     return average_precision(ensemble_log_probs(known)[:, 1].exp(), known.labels.cpu())
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Return the average precision of scores (N,) for labels (N,) of 0 and 1, equation (4); NaN without positives."""
+    """Return the average precision of scores (N,) for labels (N,) of 0 and 1, equation (4); NaN without positives.
+
+    Args:
+        scores: Scores, (N,).
+        labels: Labels, 0 or 1, (N,).
+    """
     positives = int(labels.sum())
     if not positives:
         return math.nan
@@ -140,25 +170,41 @@ def average_precision(scores: Tensor, labels: Tensor) -> float:
 
 
 def exact_match(p: MultilabelPredictions) -> float:
-    """Return the fraction of examples whose known labels are all predicted correctly."""
+    """Return the fraction of examples whose known labels are all predicted correctly.
+
+    Args:
+        p: Predictions of the members.
+    """
     correct = _predict_labels(p) == p.labels.cpu().view(-1, p.num_labels)
     is_known = p.labels.cpu().view(-1, p.num_labels) != UNKNOWN
     return (correct | ~is_known).all(1)[is_known.any(1)].double().mean().item()
 
 
 def label_accuracy(p: MultilabelPredictions) -> float:
-    """Return the fraction of known labels that are predicted correctly."""
+    """Return the fraction of known labels that are predicted correctly.
+
+    Args:
+        p: Predictions of the members.
+    """
     correct = _predict_labels(p).flatten() == p.labels.cpu()
     return correct[p.labels.cpu() != UNKNOWN].double().mean().item()
 
 
 def f1(p: MultilabelPredictions) -> float:
-    """Return F1 (5), mean over labels."""
+    """Return F1 (5), mean over labels.
+
+    Args:
+        p: Predictions of the members.
+    """
     return _over_labels(p, _f1)
 
 
 def micro_f1(p: MultilabelPredictions) -> float:
-    """Return F1 (5) of all labels as one."""
+    """Return F1 (5) of all labels as one.
+
+    Args:
+        p: Predictions of the members.
+    """
     known = p.known()
     return _f1(ensemble_log_probs(known)[:, 1].exp(), known.labels.cpu())
 

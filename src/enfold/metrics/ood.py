@@ -144,14 +144,24 @@ def fpr95(inside: Tensor, outside: Tensor, positive: Side = "outside", recall: f
 
 
 def roc(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
-    """Return false and true positive rates of the ROC curve, from (0, 0) to (1, 1); OOD examples are positive."""
+    """Return false and true positive rates of the ROC curve, from (0, 0) to (1, 1); OOD examples are positive.
+
+    Args:
+        inside: Scores of the examples of the distribution, higher is less certain.
+        outside: Scores of the OOD examples.
+    """
     found, false = _curve(inside, outside, "outside")
     start = found.new_zeros(1)
     return torch.cat([start, false / false[-1]]), torch.cat([start, found / found[-1]])
 
 
 def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """Return AUROC, AUPR and FPR95 by name, with OOD examples as positives; "..._inside" has the reverse."""
+    """Return AUROC, AUPR and FPR95 by name, with OOD examples as positives; "..._inside" has the reverse.
+
+    Args:
+        inside: Scores of the examples of the distribution, higher is less certain.
+        outside: Scores of the OOD examples.
+    """
     return {
         "auroc": auroc(inside, outside),
         "aupr": aupr(inside, outside),

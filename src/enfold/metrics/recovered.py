@@ -49,7 +49,11 @@ def gain_recovered(
 
 
 def beyond_noise(interval: tuple[float, float]) -> bool:
-    """Return whether the interval of a difference excludes 0."""
+    """Return whether the interval of a difference excludes 0.
+
+    Args:
+        interval: Lower and upper end.
+    """
     low, high = interval
     return low > 0 or high < 0
 

@@ -45,55 +45,95 @@ _HALVINGS = 60  # of the interval that contains a quantile of a mixture: to the 
 
 
 def example_squared_error(p: RegressionPredictions) -> Tensor:
-    """Return (μ̄ - y)² of every target (N,)."""
+    """Return (μ̄ - y)² of every target (N,).
+
+    Args:
+        p: Predictions of the members.
+    """
     return (weighted_mean(p.means, p.weights) - p.targets).square()
 
 
 def mse(p: RegressionPredictions) -> float:
-    """Return the mean squared error of the mean prediction, equation (1)."""
+    """Return the mean squared error of the mean prediction, equation (1).
+
+    Args:
+        p: Predictions of the members.
+    """
     return example_squared_error(p).mean().item()  # (1)
 
 
 def rmse(p: RegressionPredictions) -> float:
-    """Return the root of the mean squared error, equation (1)."""
+    """Return the root of the mean squared error, equation (1).
+
+    Args:
+        p: Predictions of the members.
+    """
     return math.sqrt(mse(p))
 
 
 def mae(p: RegressionPredictions) -> float:
-    """Return the mean absolute error of the mean prediction, equation (1)."""
+    """Return the mean absolute error of the mean prediction, equation (1).
+
+    Args:
+        p: Predictions of the members.
+    """
     return (weighted_mean(p.means, p.weights) - p.targets).abs().mean().item()
 
 
 def r2(p: RegressionPredictions) -> float:
-    """Return the coefficient of determination, equation (2); NaN if all targets are equal."""
+    """Return the coefficient of determination, equation (2); NaN if all targets are equal.
+
+    Args:
+        p: Predictions of the members.
+    """
     total = (p.targets - p.targets.mean()).square().sum()
     return (1 - example_squared_error(p).sum() / total).item() if bool(total > 0) else math.nan  # (2)
 
 
 def gibbs_mse(p: RegressionPredictions) -> float:
-    """Return the mean of the members' squared errors, which is at least `mse`."""
+    """Return the mean of the members' squared errors, which is at least `mse`.
+
+    Args:
+        p: Predictions of the members.
+    """
     return (p.means - p.targets).square().mean().item()
 
 
 def example_density_nll(p: GaussianPredictions) -> Tensor:
-    """Return the negative log-density of every target under the mixture (N,)."""
+    """Return the negative log-density of every target under the mixture (N,).
+
+    Args:
+        p: Predictions of the members.
+    """
     if p.weights is not None:
         return -mean_log_probs(-member_density_nll(p), p.weights)
     return math.log(p.num_members) - torch.logsumexp(-member_density_nll(p), dim=0)
 
 
 def density_nll(p: GaussianPredictions) -> float:
-    """Return the negative log-density of the targets under the mixture of the members, equation (3)."""
+    """Return the negative log-density of the targets under the mixture of the members, equation (3).
+
+    Args:
+        p: Predictions of the members.
+    """
     return example_density_nll(p).mean().item()  # (3)
 
 
 def gibbs_density_nll(p: GaussianPredictions) -> float:
-    """Return the mean of the members' negative log-densities, which is at least `density_nll`."""
+    """Return the mean of the members' negative log-densities, which is at least `density_nll`.
+
+    Args:
+        p: Predictions of the members.
+    """
     return member_density_nll(p).mean().item()
 
 
 def moment_nll(p: GaussianPredictions) -> float:
-    """Return the negative log-density of the targets under one Gaussian with the mean and variance of the ensemble."""
+    """Return the negative log-density of the targets under one Gaussian with the mean and variance of the ensemble.
+
+    Args:
+        p: Predictions of the members.
+    """
     return gibbs_density_nll(p.mean())
 
 
@@ -104,7 +144,11 @@ def member_density_nll(p: GaussianPredictions) -> Tensor:
 
 
 def example_crps(p: GaussianPredictions | PointPredictions) -> Tensor:
-    """Return the continuous ranked probability score of every target (N,)."""
+    """Return the continuous ranked probability score of every target (N,).
+
+    Args:
+        p: Predictions of the members.
+    """
     variances = p.variances if isinstance(p, GaussianPredictions) else torch.zeros_like(p.means)
     spread = torch.zeros_like(p.targets)
     if p.weights is not None:
@@ -123,6 +167,9 @@ def crps(p: GaussianPredictions | PointPredictions) -> float:
 
     For point predictions, the members are a sample of the predictive distribution; one network has its mean absolute
     error.
+
+    Args:
+        p: Predictions of the members.
     """
     return example_crps(p).mean().item()
 
@@ -137,52 +184,93 @@ def _absolute(difference: Tensor, variance: Tensor) -> Tensor:
 
 
 def probability_below(p: GaussianPredictions, values: Tensor) -> Tensor:
-    """Return F of every target at values (N,): the probability integral transform for the targets."""
+    """Return F of every target at values (N,): the probability integral transform for the targets.
+
+    Args:
+        p: Predictions of the members.
+        values: One value for each target, (N,).
+    """
     below: Tensor = torch.special.ndtr((values - p.means) / p.variances.sqrt())
     return weighted_mean(below, p.weights)
 
 
 def coverage(p: GaussianPredictions, level: float = 0.9) -> float:
-    """Return the fraction of the targets in their central interval of this probability, equation (5)."""
+    """Return the fraction of the targets in their central interval of this probability, equation (5).
+
+    Args:
+        p: Predictions of the members.
+        level: Probability of the interval.
+    """
     _check_level(level)
     below = probability_below(p, p.targets)
     return ((below - 0.5).abs() <= level / 2).double().mean().item()  # (5)
 
 
 def coverage_90(p: GaussianPredictions) -> float:
-    """Return the fraction of the targets in their 90 % interval."""
+    """Return the fraction of the targets in their 90 % interval.
+
+    Args:
+        p: Predictions of the members.
+    """
     return coverage(p, 0.9)
 
 
 def coverage_95(p: GaussianPredictions) -> float:
-    """Return the fraction of the targets in their 95 % interval."""
+    """Return the fraction of the targets in their 95 % interval.
+
+    Args:
+        p: Predictions of the members.
+    """
     return coverage(p, 0.95)
 
 
 def interval(p: GaussianPredictions, level: float = 0.9) -> tuple[Tensor, Tensor]:
-    """Return the ends of the central interval of this probability for every target, each (N,)."""
+    """Return the ends of the central interval of this probability for every target, each (N,).
+
+    Args:
+        p: Predictions of the members.
+        level: Probability of the interval.
+    """
     _check_level(level)
     return mixture_quantile(p, (1 - level) / 2), mixture_quantile(p, (1 + level) / 2)
 
 
 def width(p: GaussianPredictions, level: float = 0.9) -> float:
-    """Return the mean width of the central interval, equation (6), in the unit of the targets."""
+    """Return the mean width of the central interval, equation (6), in the unit of the targets.
+
+    Args:
+        p: Predictions of the members.
+        level: Probability of the interval.
+    """
     low, high = interval(p, level)
     return (high - low).mean().item()  # (6)
 
 
 def width_90(p: GaussianPredictions) -> float:
-    """Return the mean width of the 90 % interval."""
+    """Return the mean width of the 90 % interval.
+
+    Args:
+        p: Predictions of the members.
+    """
     return width(p, 0.9)
 
 
 def width_95(p: GaussianPredictions) -> float:
-    """Return the mean width of the 95 % interval."""
+    """Return the mean width of the 95 % interval.
+
+    Args:
+        p: Predictions of the members.
+    """
     return width(p, 0.95)
 
 
 def mixture_quantile(p: GaussianPredictions, level: float) -> Tensor:
-    """Return F⁻¹(level) of every target (N,), which is between the smallest and the largest quantile of a member."""
+    """Return F⁻¹(level) of every target (N,), which is between the smallest and the largest quantile of a member.
+
+    Args:
+        p: Predictions of the members.
+        level: Probability of the quantile.
+    """
     z = float(torch.special.ndtri(torch.tensor(level, dtype=torch.float64)))
     each = p.means + z * p.variances.sqrt()
     low, high = each.min(0).values, each.max(0).values
@@ -213,23 +301,39 @@ def quantile_error(p: GaussianPredictions | QuantilePredictions, levels: Sequenc
 
 
 def sharpness(p: RegressionPredictions) -> float:
-    """Return the mean predictive standard deviation of the ensemble, in the unit of the targets."""
+    """Return the mean predictive standard deviation of the ensemble, in the unit of the targets.
+
+    Args:
+        p: Predictions of the members.
+    """
     _, aleatoric, epistemic = p.moments()
     return (aleatoric + epistemic).sqrt().mean().item()
 
 
 def example_pinball(p: QuantilePredictions) -> Tensor:
-    """Return the pinball loss of the mean quantiles, mean over levels, of every target (N,)."""
+    """Return the pinball loss of the mean quantiles, mean over levels, of every target (N,).
+
+    Args:
+        p: Predictions of the members.
+    """
     return _pinball(p.mean().quantiles[0], p.targets, p.levels).mean(-1)
 
 
 def pinball(p: QuantilePredictions) -> float:
-    """Return the pinball loss of the mean quantiles, equation (7)."""
+    """Return the pinball loss of the mean quantiles, equation (7).
+
+    Args:
+        p: Predictions of the members.
+    """
     return example_pinball(p).mean().item()
 
 
 def gibbs_pinball(p: QuantilePredictions) -> float:
-    """Return the mean of the members' pinball losses, which is at least `pinball`."""
+    """Return the mean of the members' pinball losses, which is at least `pinball`.
+
+    Args:
+        p: Predictions of the members.
+    """
     return _pinball(p.quantiles, p.targets, p.levels).mean().item()
 
 
@@ -241,14 +345,22 @@ def _pinball(quantiles: Tensor, targets: Tensor, levels: Sequence[float]) -> Ten
 
 
 def outer_coverage(p: QuantilePredictions) -> float:
-    """Return the fraction of the targets between the lowest and the highest quantile."""
+    """Return the fraction of the targets between the lowest and the highest quantile.
+
+    Args:
+        p: Predictions of the members.
+    """
     quantiles = p.mean().quantiles[0]
     inside = (p.targets >= quantiles[:, 0]) & (p.targets <= quantiles[:, -1])
     return inside.double().mean().item()
 
 
 def outer_width(p: QuantilePredictions) -> float:
-    """Return the mean distance of the lowest and the highest quantile, in the unit of the targets."""
+    """Return the mean distance of the lowest and the highest quantile, in the unit of the targets.
+
+    Args:
+        p: Predictions of the members.
+    """
     quantiles = p.mean().quantiles[0]
     return (quantiles[:, -1] - quantiles[:, 0]).mean().item()
 

@@ -20,7 +20,11 @@ _AT_ONCE = 2_000_000  # log-probabilities per block: limits the memory beside th
 
 
 def confusion(p: Predictions) -> Tensor:
-    """Return how many positions of each class (first axis) are predicted as each class (second axis), (C, C)."""
+    """Return how many positions of each class (first axis) are predicted as each class (second axis), (C, C).
+
+    Args:
+        p: Predictions of the members.
+    """
     C, labels = p.num_classes, class_labels(p)
     counts = torch.zeros(C * C, dtype=torch.long)
     for start in range(0, len(p), max(1, _AT_ONCE // (p.num_members * C))):
@@ -31,24 +35,40 @@ def confusion(p: Predictions) -> Tensor:
 
 
 def class_iou(p: Predictions) -> Tensor:
-    """Return the intersection over union of every class (C,), equation (1); NaN for classes that are not present."""
+    """Return the intersection over union of every class (C,), equation (1); NaN for classes that are not present.
+
+    Args:
+        p: Predictions of the members.
+    """
     true, union = _overlap(p)
     return true / union
 
 
 def class_dice(p: Predictions) -> Tensor:
-    """Return the Dice coefficient of every class (C,), equation (1); NaN for classes that are not present."""
+    """Return the Dice coefficient of every class (C,), equation (1); NaN for classes that are not present.
+
+    Args:
+        p: Predictions of the members.
+    """
     true, union = _overlap(p)
     return 2 * true / (true + union)
 
 
 def mean_iou(p: Predictions) -> float:
-    """Return the intersection over union, mean over the classes that are present."""
+    """Return the intersection over union, mean over the classes that are present.
+
+    Args:
+        p: Predictions of the members.
+    """
     return class_iou(p).nanmean().item()
 
 
 def dice(p: Predictions) -> float:
-    """Return the Dice coefficient, mean over the classes that are present."""
+    """Return the Dice coefficient, mean over the classes that are present.
+
+    Args:
+        p: Predictions of the members.
+    """
     return class_dice(p).nanmean().item()
 
 

@@ -32,7 +32,12 @@ from enfold.metrics.scores import example_correct
 
 @dataclass(frozen=True)
 class RiskCoverage:
-    """The risk-coverage curve: error rate of the accepted examples by the fraction that is accepted."""
+    """The risk-coverage curve: error rate of the accepted examples by the fraction that is accepted.
+
+    Args:
+        coverage: Fractions of the examples that are accepted.
+        risk: Error rate of the accepted examples.
+    """
 
     coverage: Tensor  # (N,) from 1/N to 1
     risk: Tensor  # (N,)
@@ -54,12 +59,22 @@ def risk_coverage(p: Predictions, uncertainty: Tensor | None = None) -> RiskCove
 
 
 def aurc(p: Predictions, uncertainty: Tensor | None = None) -> float:
-    """Return the area under the risk-coverage curve (2); lower is better. `uncertainty` as in `risk_coverage`."""
+    """Return the area under the risk-coverage curve (2); lower is better.
+
+    Args:
+        p: Predictions of the members.
+        uncertainty: Uncertainty (N,) that orders the examples; the default is 1 - max p̄.
+    """
     return risk_coverage(p, uncertainty).risk.mean().item()  # (2)
 
 
 def excess_aurc(p: Predictions, uncertainty: Tensor | None = None) -> float:
-    """Return the AURC minus that of the best order for this accuracy (3). `uncertainty` as in `risk_coverage`."""
+    """Return the AURC minus that of the best order for this accuracy (3).
+
+    Args:
+        p: Predictions of the members.
+        uncertainty: Uncertainty (N,) that orders the examples; the default is 1 - max p̄.
+    """
     errors, wrong = _accepted_errors(p, uncertainty)
     accepted = torch.arange(1, len(errors) + 1, dtype=torch.float64)
     best = (accepted - (len(errors) - wrong)).clamp(min=0.0)
@@ -69,8 +84,11 @@ def excess_aurc(p: Predictions, uncertainty: Tensor | None = None) -> float:
 def prr(p: Predictions, uncertainty: Tensor | None = None) -> float:
     """Return the prediction rejection ratio (4): 1 for the best order, 0 for a random one.
 
-    It equals 2 AUROC - 1 for the detection of errors. NaN if all or no predictions are correct. `uncertainty` as in
-    `risk_coverage`.
+    It equals 2 AUROC - 1 for the detection of errors. NaN if all or no predictions are correct.
+
+    Args:
+        p: Predictions of the members.
+        uncertainty: Uncertainty (N,) that orders the examples; the default is 1 - max p̄.
     """
     errors, wrong = _accepted_errors(p, uncertainty)
     N = len(errors)
@@ -82,7 +100,12 @@ def prr(p: Predictions, uncertainty: Tensor | None = None) -> float:
 
 
 def misclassification_auroc(p: Predictions, uncertainty: Tensor | None = None) -> float:
-    """Return the AUROC of detecting errors by the uncertainty; NaN if all or no predictions are correct."""
+    """Return the AUROC of detecting errors by the uncertainty; NaN if all or no predictions are correct.
+
+    Args:
+        p: Predictions of the members.
+        uncertainty: Uncertainty (N,) that orders the examples; the default is 1 - max p̄.
+    """
     unsure, correct = _uncertainty(p, uncertainty), example_correct(p).bool()
     if bool(correct.all()) or not bool(correct.any()):
         return math.nan
@@ -90,7 +113,12 @@ def misclassification_auroc(p: Predictions, uncertainty: Tensor | None = None) -
 
 
 def selective(p: Predictions, uncertainty: Tensor | None = None) -> dict[str, float]:
-    """Return AURC, excess AURC, PRR and the misclassification AUROC by name."""
+    """Return AURC, excess AURC, PRR and the misclassification AUROC by name.
+
+    Args:
+        p: Predictions of the members.
+        uncertainty: Uncertainty (N,) that orders the examples; the default is 1 - max p̄.
+    """
     uncertainty = _uncertainty(p, uncertainty)
     return {
         "aurc": aurc(p, uncertainty),

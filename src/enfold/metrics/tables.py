@@ -57,6 +57,7 @@ METRICS: dict[str, Metric] = _table(
     Metric("classwise_ece", classwise_ece, "%", False, "gap between probability and frequency, mean over classes"),
     Metric("mce", mce, "%", False, "largest gap between confidence and accuracy in any of 15 bins"),
 )
+"""The metrics of classes by name."""
 
 _DENSE = METRICS | _table(
     Metric("miou", mean_iou, "%", True, "intersection over union of predicted and true regions, mean over classes"),
@@ -119,9 +120,14 @@ TABLES: dict[type[RowPredictions], dict[str, Metric]] = {
     GaussianPredictions: _GAUSSIAN,
     QuantilePredictions: _QUANTILE,
 }
+"""The metrics of each kind of predictions by name."""
 """The metrics of each kind of predictions."""
 
 
 def metrics_for(p: RowPredictions) -> dict[str, Metric]:
-    """Return the metrics of these predictions by name."""
+    """Return the metrics of these predictions by name.
+
+    Args:
+        p: Predictions of the members.
+    """
     return next(TABLES[kind] for kind in type(p).__mro__ if kind in TABLES)

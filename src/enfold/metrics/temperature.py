@@ -58,6 +58,10 @@ def fit_temperature(validation: Predictions) -> float:
 def apply_temperature(p: P, temperature: float) -> P:
     """Return the predictions softmax(log p̄ / T) of the ensemble (M = 1), in float64 on the CPU.
 
+    Args:
+        p: Predictions of the members.
+        temperature: T, positive.
+
     Raises:
         EnfoldError: If `temperature` is not positive and finite.
     """

@@ -15,7 +15,13 @@ from enfold.metrics.weights import weighted_mean
 
 @dataclass(frozen=True)
 class Ambiguity:
-    """ensemble = members - ambiguity, at every point."""
+    """ensemble = members - ambiguity, at every point.
+
+    Args:
+        ensemble: Squared error of the mean prediction.
+        members: Mean squared error of the members.
+        ambiguity: Mean squared difference of the members from their mean.
+    """
 
     ensemble: Tensor  # (f̄ - y)²
     members: Tensor  # (1/M) Σ_m (f_m - y)²
@@ -42,7 +48,14 @@ def ambiguity_decomposition(outputs: Tensor, target: Tensor) -> Ambiguity:
 
 @dataclass(frozen=True)
 class BiasVarianceCovariance:
-    """error = bias² + variance / M + (1 - 1/M) covariance, at every point."""
+    """error = bias² + variance / M + (1 - 1/M) covariance, at every point.
+
+    Args:
+        error: Expected squared error of the mean prediction.
+        bias: Mean bias of the members.
+        variance: Mean variance of the members.
+        covariance: Mean covariance of two members.
+    """
 
     error: Tensor  # E[(f̄ - y)²]
     bias: Tensor  # (1/M) Σ_i (E f_i - y)
@@ -78,6 +91,9 @@ def jensen_gap(p: Predictions) -> Tensor:
 
     With weights of the members, means are weighted. It is non-negative; infinite if the label has probability 0 for
     some but not all members, and 0 if for all.
+
+    Args:
+        p: Predictions of the members.
     """
     own = of_label(member_log_probs(p), class_labels(p))  # (M, N)
     mean = mean_log_probs(own, p.weights)
@@ -111,6 +127,9 @@ def majority_vote_accuracy(num_members: int, error: float) -> float:
 
 def left_out_fraction(examples: int) -> float:
     """Return the probability (1 - 1/N)^N, about 1/e, that a bootstrap sample of N examples lacks a given one.
+
+    Args:
+        examples: N, the number of examples.
 
     Raises:
         EnfoldError: If `examples` is below 1.

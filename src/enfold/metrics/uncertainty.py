@@ -28,7 +28,15 @@ from enfold.metrics.weights import weighted_mean
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Uncertainties of each example in nats, each of shape (N,) and non-negative; the last three are 0 for M = 1."""
+    """Uncertainties of each example in nats, each of shape (N,) and non-negative; the last three are 0 for M = 1.
+
+    Args:
+        total: Entropy of the mean prediction.
+        aleatoric: Mean entropy of the members.
+        epistemic: Mutual information of prediction and member.
+        rmi: Reverse mutual information.
+        epkl: Expected pairwise KL divergence.
+    """
 
     total: Tensor
     aleatoric: Tensor
@@ -38,7 +46,11 @@ class Uncertainty:
 
 
 def decomposition(p: Predictions) -> Uncertainty:
-    """Return the uncertainties of each example; rmi and epkl are infinite where the members' supports differ."""
+    """Return the uncertainties of each example; rmi and epkl are infinite where the members' supports differ.
+
+    Args:
+        p: Predictions of the members.
+    """
     members = member_log_probs(p)  # (M, N, C)
     mean = mean_log_probs(members, p.weights)  # (N, C)
     total = entropy(mean)  # (1)
@@ -56,7 +68,11 @@ def decomposition(p: Predictions) -> Uncertainty:
 
 
 def of_concentrations(alphas: Tensor) -> Uncertainty:
-    """Return the uncertainties of a Dirichlet student with concentrations (N, C)."""
+    """Return the uncertainties of a Dirichlet student with concentrations (N, C).
+
+    Args:
+        alphas: Concentrations, (N, C).
+    """
     u = dirichlet_uncertainty(alphas.detach().to("cpu", torch.float64))
     return Uncertainty(u.total, u.aleatoric, u.epistemic, rmi=u.mkl, epkl=u.epkl)
 
@@ -71,7 +87,13 @@ class Correlation:
 
 @dataclass(frozen=True)
 class UncertaintyCorrelation:
-    """Correlations of a single network's uncertainty with the ensemble's."""
+    """Correlations of a single network's uncertainty with the ensemble's.
+
+    Args:
+        entropy: Correlation with the ensemble's entropy.
+        mutual_information: Correlation with the ensemble's mutual information.
+        epistemic: Correlation of the epistemic parts.
+    """
 
     entropy: Correlation  # entropy of the network with entropy of the ensemble
     mutual_information: Correlation  # entropy of the network with mutual information of the ensemble

@@ -11,7 +11,11 @@ from enfold.metrics.weights import weighted_mean
 
 
 def majority_vote(p: Predictions) -> Tensor:
-    """Return the class that most members predict (N,), or of the largest weight; the mean probabilities decide ties."""
+    """Return the class that most members predict (N,), or of the largest weight; the mean probabilities decide ties.
+
+    Args:
+        p: Predictions of the members.
+    """
     each = F.one_hot(member_log_probs(p).argmax(-1), p.num_classes)  # (M, N, C)
     votes = each.sum(0) if p.weights is None else weighted_mean(each.double(), p.weights)
     tied = votes == votes.amax(-1, keepdim=True)
@@ -19,5 +23,9 @@ def majority_vote(p: Predictions) -> Tensor:
 
 
 def vote_accuracy(p: Predictions) -> float:
-    """Return the accuracy of the majority vote."""
+    """Return the accuracy of the majority vote.
+
+    Args:
+        p: Predictions of the members.
+    """
     return (majority_vote(p) == class_labels(p)).double().mean().item()

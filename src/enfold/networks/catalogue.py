@@ -22,6 +22,7 @@ from enfold.networks.vit import ViT
 from enfold.networks.wide_resnet import WideResNet
 
 Spec = str | Mapping[str, Any]
+"""A network in a recipe: a name, a mapping of its name and arguments, or "module:function"."""
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
@@ -34,12 +35,19 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "wide-resnet": WideResNet,
     "vit": ViT,
 }
+"""The networks of the catalogue by name."""
 
 WIDE_RESNET = re.compile(r"(?:wrn|wide-resnet)-(\d+)-(\d+)")  # wrn-28-10
 
 
 def make(spec: Spec, data_shape: Sequence[int], num_classes: int | None) -> nn.Module:
-    """Return a new network for a spec; the arguments are those of `factory`."""
+    """Return a new network for a spec; the arguments are those of `factory`.
+
+    Args:
+        spec: Name of a network, or a mapping of its name and arguments.
+        data_shape: Shape of one input.
+        num_classes: Number of classes; None for one output.
+    """
     return factory(spec, data_shape, num_classes)()
 
 

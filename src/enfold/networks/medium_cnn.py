@@ -66,7 +66,14 @@ class MediumCNN(nn.Module):
 
 
 class SmallCNN(MediumCNN):
-    """MediumCNN with 16, 32 and 32 channels: 19,466 parameters for 3x32x32 inputs and 10 classes."""
+    """MediumCNN with 16, 32 and 32 channels: 19,466 parameters for 3x32x32 inputs and 10 classes.
+
+    Args:
+        shape: Shape of an image, (channels, height, width).
+        num_classes: Number of outputs.
+        channels: Channels of the three blocks.
+        dropout: Dropout rate after each convolution.
+    """
 
     def __init__(
         self,

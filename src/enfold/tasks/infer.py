@@ -17,6 +17,7 @@ from enfold.tasks.multilabel import Multilabel
 from enfold.tasks.regression import Regression
 
 TaskName = Literal["classification", "binary", "multilabel", "regression"]
+"""The names that `task=` accepts."""
 TaskLike = TaskName | Task | None
 """The name of a task, a task with its options, or None to infer it from outputs and targets."""
 
@@ -26,6 +27,9 @@ CHOICES = ", ".join(f'task="{name}"' for name in TASKS)
 
 def as_task(task: TaskLike) -> Task:
     """Return a task by its name, a task unchanged, or, for None, one that is inferred from the first batch.
+
+    Args:
+        task: A task, its name, or None.
 
     Raises:
         EnfoldError: If there is no task of that name.
@@ -40,7 +44,11 @@ def as_task(task: TaskLike) -> Task:
 
 
 def first_batch_task(task: TaskLike) -> Task:
-    """Return a task that, from the first batch on, has everything that follows from the shapes of that batch."""
+    """Return a task that, from the first batch on, has everything that follows from the shapes of that batch.
+
+    Args:
+        task: A task, its name, or None.
+    """
     found = as_task(task)
     return found if isinstance(found, Inferred) else FirstBatchTask(given=found)
 
@@ -148,19 +156,31 @@ def _open(out: tuple[int, ...], wanted: tuple[int, ...], targets: Tensor, readin
 
 
 def current_task(task: Task) -> Task:
-    """Return a task that was named, or the one that was inferred; `task` itself if there was no batch yet."""
+    """Return a task that was named, or the one that was inferred; `task` itself if there was no batch yet.
+
+    Args:
+        task: A task, also one that is inferred.
+    """
     return task.found[0] if isinstance(task, Inferred) and task.found else task
 
 
 def may_have_classes(task: TaskLike) -> bool:
-    """Return whether a task has classes, or may have, as far as is known before the first batch."""
+    """Return whether a task has classes, or may have, as far as is known before the first batch.
+
+    Args:
+        task: A task, its name, or None.
+    """
     found = current_task(as_task(task))
     named = getattr(found, "given", found.argument) if isinstance(found, Inferred) else found
     return named is None or named.is_categorical
 
 
 def known_task(task: Task) -> Task | None:
-    """Return a task that was named, or inferred from a batch; None if there was no batch yet."""
+    """Return a task that was named, or inferred from a batch; None if there was no batch yet.
+
+    Args:
+        task: A task, also one that is inferred.
+    """
     found = current_task(task)
     return None if isinstance(found, Inferred) else found
 

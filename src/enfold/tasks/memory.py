@@ -43,7 +43,11 @@ def remember_task(network: nn.Module, task: Task | None) -> None:
 
 
 def task_of(model: object) -> Task | None:
-    """Return the task that a network, an ensemble or a calibrated model was trained for; None if it is unknown."""
+    """Return the task that a network, an ensemble or a calibrated model was trained for; None if it is unknown.
+
+    Args:
+        model: A network, an ensemble or a calibrated model.
+    """
     named = getattr(model, "task", None)
     if isinstance(named, Task):
         return named
@@ -52,13 +56,22 @@ def task_of(model: object) -> Task | None:
 
 
 def shared_task(networks: Iterable[nn.Module]) -> Task | None:
-    """Return the task that all networks were trained for; None if they differ or it is unknown."""
+    """Return the task that all networks were trained for; None if they differ or it is unknown.
+
+    Args:
+        networks: Networks.
+    """
     tasks = [task_of(network) for network in networks]
     return tasks[0] if tasks and all(task == tasks[0] for task in tasks) else None
 
 
 def training_task(model: nn.Module, task: TaskLike) -> Task:
-    """Return the task of a training: the named one, else that of an earlier training, else the inferred one."""
+    """Return the task of a training: the named one, else that of an earlier training, else the inferred one.
+
+    Args:
+        model: The network or ensemble that is trained.
+        task: The `task=` of the training.
+    """
     known = task_of(model) if task is None else None
     return first_batch_task(task) if known is None else RememberedTask(given=known)
 

@@ -40,6 +40,7 @@ def backward(
     scaler: torch.amp.GradScaler | None = None,
     noise: Sequence[int] = (),
     context: StepContext | None = None,
+    weight: float = 1.0,
 ) -> Tensor:
     """Add the gradients of the summed losses to the parameters' gradients and return the loss of each member, (M,).
 
@@ -51,6 +52,7 @@ def backward(
         scaler: Gradient scaler for float16.
         noise: Seeds of each member's random layers, such as dropout; members that run together use the first.
         context: The position in the training, for objectives that prepare batches.
+        weight: Factor on the gradients, for a part of a batch.
     """
     prepare = getattr(objective, "for_batch", None)  # isinstance of a protocol takes longer than a small layer
     if prepare is not None:
@@ -63,7 +65,7 @@ def backward(
         with precision or nullcontext():
             losses = own(part, seen)
         scaled = losses if scaler is None else scaler.scale(losses)
-        scaled.backward(torch.ones_like(scaled))  # of their sum
+        scaled.backward(torch.full_like(scaled, weight))  # of their sum
         return losses.detach()
 
     if not isinstance(model, Ensemble) or not isinstance(objective, Separable) or not _by_member(model, batch):

@@ -22,6 +22,7 @@ from enfold.errors import EnfoldError, EnvironmentWarning, level_outside
 from enfold.io.environment import changed_environment, environment
 from enfold.io.files import atomic_path, parsing
 from enfold.io.identity import Identity, differences
+from enfold.train.data_parallel import complete, shard_as
 from enfold.train.history import History
 from enfold.train.optimize import Optimizer
 from enfold.train.selection import Selection
@@ -67,7 +68,7 @@ class Place:
 
 
 def save_checkpoint(
-    path: Path,
+    path: Path | None,
     model: nn.Module,
     optimizer: Optimizer,
     selection: Selection,
@@ -80,7 +81,7 @@ def save_checkpoint(
     """Write the state after the last epoch in `history`, or at a place in the next, atomically.
 
     Args:
-        path: The file.
+        path: The file; None in a process that only contributes its shards.
         model: The model.
         optimizer: The optimizer.
         selection: The best parameters so far.
@@ -99,7 +100,9 @@ def save_checkpoint(
         ("place", {} if place is None else place.tensors()),
     ):
         for name, tensor in state.items():  # cloned, because safetensors refuses tied tensors
-            tensors[f"{prefix}/{name}"] = tensor.clone(memory_format=torch.contiguous_format)
+            tensors[f"{prefix}/{name}"] = complete(tensor).clone(memory_format=torch.contiguous_format)
+    if path is None:
+        return
     progress = {
         "identity": dict(identity),
         "environment": training_environment(model),
@@ -185,6 +188,9 @@ class Checkpoint:
         for key, tensor in self.tensors.items():
             prefix, name = key.split("/", 1)
             groups[prefix][name] = tensor
+        own = model.state_dict()
+        for prefix in ("model", "chosen", "average"):
+            groups[prefix] = {name: shard_as(own.get(name), tensor) for name, tensor in groups[prefix].items()}
         model.load_state_dict(groups["model"])
         if self.progress["scaler"]:
             scaler.load_state_dict(self.progress["scaler"])

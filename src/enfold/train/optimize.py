@@ -12,6 +12,7 @@ from enfold.engines.parameters import decay_groups, take_used
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError
 from enfold.train.config import TrainConfig
+from enfold.train.data_parallel import shard_as
 
 
 def trained_members(model: nn.Module) -> int:
@@ -193,7 +194,7 @@ class Optimizer:
             place, name = key.split(".", 1)
             index = positions[place]
             like = parameters[index] if value.shape == parameters[index].shape else value
-            memory = torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(value)
+            memory = torch.empty_like(like, dtype=value.dtype, requires_grad=False).copy_(shard_as(like, value))
             content["state"].setdefault(index, {})[name] = memory
         self.inner.load_state_dict(content)
 

@@ -26,7 +26,7 @@ def cifar_c_kinds(folder: str | Path) -> tuple[str, ...]:
 
 
 def read_cifar_c(folder: str | Path, kind: str, severity: int) -> Corrupted:
-    """Read the 10,000 test images of one kind and severity with their labels.
+    """Return the 10,000 test images of one kind and severity with their labels.
 
     Args:
         folder: Folder of the extracted official archive.

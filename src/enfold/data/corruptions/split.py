@@ -25,6 +25,8 @@ class Corrupted(Split):
         kind: Kind of corruption.
         severity: Severity from 1 to 5.
         source: "corrupted" for corruptions by this package, else "CIFAR-10-C" or "CIFAR-100-C".
+        mean: Mean of each channel of pixels in [0, 1], subtracted when a batch is prepared.
+        std: Standard deviation of each channel, divided by when a batch is prepared.
     """
 
     kind: str

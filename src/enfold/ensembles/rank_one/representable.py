@@ -41,13 +41,22 @@ class LayerDefect:
 
 @dataclass(frozen=True)
 class Representability:
-    """The result of a test, layer by layer, whether members form a BatchEnsemble of rank one; usable as a bool."""
+    """The result of a test, layer by layer, whether members form a BatchEnsemble of rank one; usable as a bool.
+
+    Args:
+        layers: The residual of each layer.
+        tolerance: Largest relative residual that counts as representable.
+        others: Tensors that differ between members, but are common in a BatchEnsemble.
+        norms_differ: Whether scales or shifts of norm layers differ, not only statistics: representable with
+            batch_norm="own".
+        matched: The result after the hidden units were matched; None if they were not.
+    """
 
     layers: tuple[LayerDefect, ...]
     tolerance: float
-    others: tuple[str, ...]  # tensors that differ between members, but are common in a BatchEnsemble
-    norms_differ: bool  # in scales or shifts, not only in statistics: representable with batch_norm="own"
-    matched: Representability | None = None  # after matching hidden units
+    others: tuple[str, ...]
+    norms_differ: bool
+    matched: Representability | None = None
 
     @property
     def representable(self) -> bool:
