@@ -22,8 +22,8 @@ demo: $(READY) ## train 4 members, distill and merge them, evaluate everything, 
 test: $(READY) ## the tests, in about two minutes on two free cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-slow: $(READY) ## the tests that train longer
-	$(BIN)/python -m pytest -m slow
+slow: $(READY) ## the tests that train longer, all combinations of parameters, the smoke scale of the studies
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 goldens: $(READY) ## record the values of every method again, in tests/goldens; read the diff before you commit it
 	$(BIN)/python -m tests.goldens.record
@@ -87,8 +87,8 @@ $(VERSUS): pyproject.toml constraints.txt bench/versus/requirements.txt
 		--requirement bench/versus/requirements.txt
 	touch $(VERSUS)
 
-versus: $(VERSUS) ## enfold beside other packages, in about an hour of a quiet machine; goes on where it was stopped
-	PYTHONPATH=bench .venv-versus/bin/python -m versus
+versus: $(VERSUS) ## enfold beside other packages, in about an hour of a quiet machine; VERSUS_OPTIONS=--cpu if it is not quiet
+	PYTHONPATH=bench .venv-versus/bin/python -m versus $(VERSUS_OPTIONS)
 
 EXAMPLES := .venv/.examples
 $(EXAMPLES): $(READY)

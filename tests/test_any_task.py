@@ -47,6 +47,7 @@ def copies(networks: list[nn.Module]) -> list[nn.Module]:
 # Training: every structure with every task, against a loop over deep copies.
 
 
+@pytest.mark.combinations
 @every_task
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_fit_is_a_loop_over_deep_copies(name, structure):
@@ -80,6 +81,7 @@ def test_fit_is_a_loop_over_deep_copies(name, structure):
         assert_close(value, torch.stack([network.state_dict()[key] for network in expected]).mean(0))
 
 
+@pytest.mark.combinations
 @every_task
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_symmetry_and_matching(name, structure):
@@ -130,6 +132,7 @@ def make_ensemble(method: str, network: nn.Module) -> nn.Module:
     return target(network, **{key: value for key, value in options.items() if key in known})
 
 
+@pytest.mark.combinations
 @every_task
 @pytest.mark.parametrize("method", methods("ensemble"))
 def test_every_ensemble(method, name):
@@ -197,6 +200,7 @@ def plain_network(name: str, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(5, WIDTH), nn.ReLU(), nn.Linear(WIDTH, outputs))
 
 
+@pytest.mark.combinations
 @every_task
 @pytest.mark.parametrize("method", REFUSED)
 def test_methods_for_tensors_in_memory(method, name):

@@ -93,6 +93,7 @@ def members(make, count=3):
     return DeepEnsemble([make() for _ in range(count)])
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("kind", ["network", "ensemble"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_calibrated_scores_are_those_of_evaluate(name, kind):

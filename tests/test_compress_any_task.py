@@ -44,6 +44,7 @@ LOSSES_OF_CLASSES = {
 """Losses that are defined for classes, and are refused for numbers."""
 
 
+@pytest.mark.combinations
 @every_task
 @pytest.mark.parametrize("loss", methods("distill"))
 def test_every_distillation_loss(loss, name):
@@ -118,6 +119,7 @@ def divergence(name, outputs, teachers, y):
     return rows[known].mean()
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("name", ["tokens", "gaussian"])
 def test_distillation_takes_every_structure(name, structure):
@@ -157,6 +159,7 @@ TASK = ("fisher", "perm_avg", "soup", "straight_through", "task_arithmetic", "wi
 """Merges that use targets."""
 
 
+@pytest.mark.combinations
 @every_task
 @pytest.mark.parametrize("method", methods("merge"))
 def test_every_merge(method, name):
@@ -182,6 +185,7 @@ def test_every_merge(method, name):
         assert_close(outputs, expected, 1e-4)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("kind", ["repair", "rescale", "closed_form", "reset"])
 def test_repair_takes_every_structure(kind, structure):

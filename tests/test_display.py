@@ -109,13 +109,23 @@ def test_data_shows_its_splits():
 
 def test_costs_have_their_ratios():
     ratios = Ratios(2.0, 2.0, None, 2.0, None, {1: 1.5})
-    costs = Costs(one=Cost(2000, 2000, 8000, 4000, 2, None, {1: Latency(1.5e-3, 1e-3, 2e-3, 3e-3)}, ratios))
+    costs = Costs({"one": Cost(2000, 2000, 8000, 4000, 2, None, {1: Latency(1.5e-3, 1e-3, 2e-3, 3e-3)}, ratios)})
     (row,) = costs.rows()
     assert row == ["one", "2.00 k (2.00x)", "8.00 kB (2.00x)", "4.00 k", "-", "1.5 [1, 2] (1.50x)"]
     assert len(costs.header()) == len(row)
     assert "8.00 kB (2.00x)" in str(costs)
     assert "<td>one</td>" in costs._repr_html_()
     assert "8.00 kB" in costs["one"]._repr_html_()
+
+
+@pytest.mark.parametrize(("lower", "shown"), [(1.0e-3, "(equal)"), (1.3e-3, "(1.50x)")])
+def test_latencies_with_overlapping_quartiles_are_equal(lower, shown):
+    ratios = [Ratios(1.0, 1.0, 1.0, 1.0, None, {1: ratio}) for ratio in (1.0, 1.5)]
+    one = Cost(1, 1, 4, 2, 1, None, {1: Latency(1.0e-3, 0.9e-3, 1.2e-3, 1.3e-3)}, ratios[0])
+    two = Cost(1, 1, 4, 2, 1, None, {1: Latency(1.5e-3, lower, 1.6e-3, 1.7e-3)}, ratios[1])
+    (_, *_, own), (_, *_, other) = Costs({"one": one, "two": two}, "one").rows()
+    assert own.endswith("(1.00x)")
+    assert other.endswith(shown)
 
 
 def test_a_row_shows_all_scores():

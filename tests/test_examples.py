@@ -32,6 +32,7 @@ PACKAGES = {
     "tabular_regression": "rtdl_revisiting_models",
     "tokens": "transformers",
     "torchmetrics_collection": "torchmetrics",
+    "trackers": "tensorboard",
 }
 NAMES = sorted(file.stem for file in EXAMPLES.glob("*.py") if file.stem != "quality")
 

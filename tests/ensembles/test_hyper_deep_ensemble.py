@@ -152,6 +152,7 @@ def test_stratification_trains_selected_settings_again():
     assert nll(predict(members, DATA.test)) < 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_in", ["search, 4", "stratify, 1"])
 def test_a_kill_between_chunks_continues_to_the_same_members(tmp_path, monkeypatch, killed_in):
     build, plan = partial(HyperDeepEnsemble, num_members=2, candidates=5, chunk=3), PLAN.replace(epochs=2)

@@ -165,6 +165,7 @@ def independent() -> tuple[Data, nn.Module, TrainConfig, DeepEnsemble]:
     return data, network, plan, members
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")
 @pytest.mark.parametrize("settings", [{"keep": 0.9, "every_steps": 1}, {"kind": "all", "every_epochs": 1}])
 def test_the_average_is_a_network_where_that_of_independent_members_is_not(settings):

@@ -139,6 +139,7 @@ def accuracy(network: nn.Module, data: Data) -> float:
     return float((network.eval()(data.test.inputs).argmax(-1) == data.test.labels).float().mean())
 
 
+@pytest.mark.slow
 def test_the_average_is_a_network_where_that_of_independent_members_is_not():
     torch.manual_seed(0)
     inputs = torch.randn(1024, 2)

@@ -144,6 +144,7 @@ def test_evaluation_is_that_of_the_mean_prediction(tmp_path):
     np.testing.assert_allclose(np.exp(unlabelled.predictions), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [lambda: DeepEnsemble(FACTORY, 2), lambda: enfold.SWAG(FACTORY(), 2, start=0.0)],

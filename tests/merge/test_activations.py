@@ -257,6 +257,7 @@ class Elsewhere(Routed):
 ACTIVATIONS = [partial(activation_matching), partial(zipit), partial(cca_merge), partial(ot_fusion)]
 
 
+@pytest.mark.combinations
 @pytest.mark.filterwarnings("ignore::enfold.merge.common.states.UnalignedWarning")
 @pytest.mark.parametrize("fold", [*ACTIVATIONS, partial(ot_fusion, cost="weights")])
 @pytest.mark.parametrize("make", [Routed, Elsewhere])
@@ -366,6 +367,7 @@ def channels_first(channels: int, side: int) -> nn.Module:
     return nn.Sequential(stem, *body, *mixing, nn.Linear(channels, 3))
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("side", [4, 6, 9])  # fewer places than channels, as many, more
 @pytest.mark.parametrize(
     "fold",

@@ -151,6 +151,7 @@ def as_made(make, seed: int) -> nn.Module:
 SINGULAR = {f"{dead} dead": (partial(Dying, dead), (6,)) for dead in (1, 2, 4, 8)} | {"norms": (Normalising, (4, 5))}
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("name", SINGULAR)
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -79,6 +79,7 @@ def test_every_option_is_documented(name):
             function(**dict.fromkeys(required), nonsense=1)
 
 
+@pytest.mark.combinations
 @both
 @every_merge
 def test_the_result_has_the_class_and_keys_of_the_members(name, members, data):
@@ -95,6 +96,7 @@ def test_the_result_has_the_class_and_keys_of_the_members(name, members, data):
     assert network(data.test.inputs).shape == (30, 3)
 
 
+@pytest.mark.combinations
 @both
 @every_merge
 def test_members_are_not_modified(name, members, data, snapshot):
@@ -129,6 +131,7 @@ def test_another_seed_learns_other_permutations(members, data):
     assert not states_equal(first, second)
 
 
+@pytest.mark.combinations
 @both
 @every_merge
 def test_equal_members_merge_to_themselves(name, members, data):
@@ -165,6 +168,7 @@ def test_training_continues_from_a_checkpoint(name, members, data, tmp_path):
     assert states_equal(expected, merged(name, members, data))
 
 
+@pytest.mark.combinations
 @both
 @every_merge
 def test_one_member_is_enough(name, members, data):
@@ -202,6 +206,7 @@ def test_training_examples_are_needed_by_name(name, members):
         merged(name, members, None)
 
 
+@pytest.mark.combinations
 @with_data
 @pytest.mark.parametrize("train", [3, "mnist", np.zeros((4, 4)), (1, 2, 3)], ids=str)
 def test_invalid_data_are_refused(name, members, train):

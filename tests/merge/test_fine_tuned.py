@@ -45,6 +45,7 @@ def test_one_member_gives_itself(name):
         assert found is not members[0]
 
 
+@pytest.mark.combinations
 @every
 @pytest.mark.parametrize("count", [2, 3])
 def test_equal_members_give_the_same(name, count):
@@ -121,6 +122,7 @@ def test_the_base_may_be_a_state_dict_or_a_file(name, tmp_path):
         close(merged(name, members, given, **options), expected, rtol=0, atol=0)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -156,6 +158,7 @@ def test_a_base_is_needed(name):
         merged(name, members, None, **IDENTITY.get(name, {}))
 
 
+@pytest.mark.slow
 def test_all_are_steps_of_a_recipe_and_commands(tmp_path, monkeypatch, capsys):
     source = torch.Generator().manual_seed(0)
     images_, labels = torch.randint(256, (120, 1, 4, 4), generator=source), torch.arange(120) % 3

@@ -37,6 +37,7 @@ def test_the_information_of_a_linear_layer(targets):
         torch.testing.assert_close(found[name], tensor)
 
 
+@pytest.mark.slow
 def test_sampled_labels_have_the_exact_expectation():
     layer = nn.Linear(3, 4)
     found = information(layer, as_data((INPUTS, LABELS)), as_task(None), samples=400)

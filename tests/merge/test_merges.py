@@ -111,6 +111,7 @@ def test_a_repair_is_a_function_or_an_option(name):
     assert_same(run(name, members, repair="repair"), expected)
 
 
+@pytest.mark.combinations
 @every_merge
 @pytest.mark.parametrize("kind", ["repair", "rescale"])
 def test_repaired_units_have_the_means_and_spreads_of_the_members(name, kind):

@@ -16,6 +16,7 @@ from enfold.merge.ot_fusion import transport
 from planted import NETWORKS, assert_back, drawn, pixels, planted
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("cost", ["weights", "activations"])
 @pytest.mark.parametrize("name", ["shallow", "deep", "convolutional", "normed", "residual"])
 def test_permuted_copies_average_to_the_original(name, cost):

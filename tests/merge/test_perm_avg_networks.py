@@ -117,6 +117,7 @@ def error(found: nn.Module, expected: Tensor) -> float:
     return float(difference.norm() / (expected - expected.mean(0)).norm())
 
 
+@pytest.mark.combinations
 @every_kind
 @pytest.mark.parametrize("measured", [False, True])  # statistics of batch norms are moved with the units, or measured
 def test_noisy_permuted_copies_are_recovered(kind, measured):

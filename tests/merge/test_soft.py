@@ -85,6 +85,7 @@ def random_costs(count: int, widths: tuple[int, ...] = WIDTHS) -> list[list[Tens
 some_widths = pytest.mark.parametrize("widths", [WIDTHS, (6, 6), (7, 5, 7)], ids=str)  # equal ones are balanced at once
 
 
+@pytest.mark.combinations
 @some_widths
 @pytest.mark.parametrize("inverse", ["exact", "transpose", "none"])
 @pytest.mark.parametrize("tau", [1.0, 0.5])

@@ -104,6 +104,7 @@ def stopped_at(number: int, monkeypatch) -> None:
     monkeypatch.setattr(descent, "save_checkpoint", stop)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("loader", [False, True])
 @pytest.mark.parametrize("number", [1, 3, 5])
 def test_training_resumes_to_the_same_bits(members, data, tmp_path, monkeypatch, number, loader, capsys):

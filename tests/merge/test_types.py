@@ -38,6 +38,7 @@ FOLDS = {
 TYPES = {torch.float16: 5e-3, torch.bfloat16: 5e-2, torch.float64: 1e-4}  # what the NLL may differ by from float32's
 
 
+@pytest.mark.combinations
 @pytest.mark.filterwarnings("ignore::enfold.merge.soup.SingleModelWarning", "ignore::enfold.errors.UnchangedWarning")
 @pytest.mark.parametrize("members", [pytest.param("plain", marks=pytest.mark.slow), "normed"], indirect=True)
 @pytest.mark.parametrize("kind", TYPES, ids=str)

@@ -35,6 +35,7 @@ def test_units_inside_the_heads_of_a_layer_form_one_kind() -> None:
     assert kinds[2].mean({"a": 0.25, "a from 4": 0.75}) == 0.5
 
 
+@pytest.mark.slow
 def test_groups_with_similar_names_are_all_retained() -> None:
     for name in KNOWN:
         groups = {group.name: group.size for group in symmetry_of(name)}

@@ -56,6 +56,7 @@ def test_boxes_are_of_kinds_by_severity():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["mean member", "ensemble"]
 
 
+@pytest.mark.slow
 def test_files_are_written_with_their_alt_text(tmp_path):
     p = answers()
     one, other = torch.rand(50), torch.rand(40) + 0.5

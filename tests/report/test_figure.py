@@ -209,6 +209,7 @@ def test_at_most_half_of_the_rows_are_outliers(values: list[float]) -> None:
     assert all(point.nll > max(each.nll for each in near) for point in away)
 
 
+@pytest.mark.slow
 def test_files_do_not_depend_on_matplotlib_settings(tmp_path: Path) -> None:
     first = draw_quality_cost(_crowd(), tmp_path / "first")
     with matplotlib.rc_context({"font.size": 20, "axes.grid": False, "svg.hashsalt": None}):

@@ -29,6 +29,7 @@ def stages(run: Path) -> list[str]:
     return [training.stage for training in read_trainings(seed_runs(opened, opened.recipe()))]
 
 
+@pytest.mark.slow
 def test_a_failing_step_leaves_the_run_unchanged(enfold, finished):
     before, known = whole(finished), stages(finished)
     refused = enfold("merge", finished, *HOT, "--set", "temperature=1e9")
@@ -122,6 +123,7 @@ def test_an_interrupted_step_resumes(enfold, finished, interrupted, monkeypatch)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.slow
 def test_an_interrupted_step_may_be_replaced(enfold, finished, interrupted):
     """Neither its checkpoint nor its control is used."""
     pending = ("distill", finished, "kd", "--label", "new")

@@ -69,6 +69,7 @@ def test_all_sections_are_computed_once_stored_and_drawn(enfold, run: Path, draw
     assert before == {file.name: file.read_bytes() for file in folder.glob("*.json")}
 
 
+@pytest.mark.slow
 def test_changed_settings_added_points_and_damaged_files(enfold, run: Path, drawn, monkeypatch) -> None:
     flags = ("--members", 3, "--set", "matched=12", "--temperature", 0.5, "--epochs", 0)
     done = enfold("analyse", "alignment", run, *flags, "--only", "matrices, rows", "--json")

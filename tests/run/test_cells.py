@@ -35,6 +35,7 @@ def two_seeds(recipe_file: Path) -> Path:
     return recipe_file
 
 
+@pytest.mark.slow
 def test_shards_and_gather_make_the_run_of_one_process(enfold, two_seeds: Path, tmp_path: Path) -> None:
     one, several = tmp_path / "one", tmp_path / "several"
     assert enfold("run", two_seeds, one, "--executor", "serial").code == 0
@@ -60,6 +61,7 @@ def test_one_block_of_all_members_is_the_usual_run(enfold, recipe_file: Path, fi
     assert digests(out) == digests(finished)
 
 
+@pytest.mark.slow
 def test_auto_measures_and_says_what_it_chose(enfold, recipe_file: Path, tmp_path: Path) -> None:
     done = enfold("run", recipe_file, tmp_path / "out", "--executor", "auto")
     assert done.code == 0
@@ -191,6 +193,7 @@ def test_processes_make_the_run_of_one(enfold, two_seeds: Path, tmp_path: Path, 
     shutil.rmtree(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["own.py:make", "ownmodule:make"])
 def test_workers_have_the_code_of_the_user(tmp_path: Path, reference: str) -> None:
     """A worker unpickles networks of classes that exist in the user's file only."""

@@ -96,6 +96,7 @@ def test_checkpoints_are_stored_unchanged(enfold, given, tmp_path, monkeypatch):
     assert about["files"] == ["mine-0.pt", "mine-1.pt", "mine-2.pt"]
 
 
+@pytest.mark.slow
 def test_one_member_cannot_be_merged(enfold, given, tmp_path):
     done = enfold("train", tmp_path / "one", *given, "--checkpoints", tmp_path / "mine-1.pt")
     assert (done.code, "there is one member: merging it returns that member" in done.err) == (0, True)

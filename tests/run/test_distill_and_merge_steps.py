@@ -29,6 +29,7 @@ def with_steps(recipe_file: Path, steps: str) -> Path:
     return recipe_file
 
 
+@pytest.mark.slow
 def test_every_student_is_a_row(enfold, recipe_file, tmp_path):
     out, file = tmp_path / "out", with_steps(recipe_file, STEPS)
     done = enfold("run", file, out, "--json")
@@ -231,6 +232,7 @@ def test_a_wrong_step_is_refused_before_anything_is_written(enfold, recipe_file,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_step_may_have_some_seeds_only(enfold, recipe_file, tmp_path):
     steps = "seeds: [0, 1]\nsteps: [average, {method: average, label: of-one, first: 1, seeds: [1]}]\n"
     done = enfold("run", with_steps(recipe_file, steps), tmp_path / "out", "--json")
@@ -261,6 +263,7 @@ def test_a_merge_that_is_a_member_gives_a_warning_and_no_headline(enfold, finish
     assert f"soup has the weights of member {member}, unchanged." in summarize_run(asked).remarks
 
 
+@pytest.mark.slow
 def test_a_distillation_that_returned_its_start_is_marked_in_the_table_and_the_card(enfold, finished):
     done = enfold("distill", finished, "kd", "--set", "train.lr=50", "--label", "kept")
     assert done.code == 0, done.err
@@ -300,6 +303,7 @@ steps:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::enfold.ensembles.common.search.FewerCandidatesWarning")
 def test_every_ensemble_can_teach(enfold, recipe_file, tmp_path):
     out, file = tmp_path / "out", with_steps(recipe_file, TEACHERS)

@@ -58,6 +58,7 @@ def test_an_interrupted_step_does_not_block_others(enfold, finished, interrupted
     assert not {"slow", "control-2"} & set(rows(finished))
 
 
+@pytest.mark.slow
 def test_adding_and_dropping_a_step_leaves_the_run_unchanged(enfold, costed, interrupted):
     """All files of the method and its control go, of the finished and of the interrupted, and nothing else."""
     assert enfold("evaluate", costed).code == 0  # draws with today's date
@@ -75,6 +76,7 @@ def test_adding_and_dropping_a_step_leaves_the_run_unchanged(enfold, costed, int
     assert whole(costed).keys() == before.keys()
 
 
+@pytest.mark.slow
 def test_other_controls_keep_their_names(enfold, finished):
     for label, epochs in (("two", 2), ("one", 1)):
         words = ("kd", "--label", label, "--set", "init=random", "--set", f"train.epochs={epochs}")
@@ -113,6 +115,7 @@ def test_dropping_can_be_stopped_and_done_again(enfold, finished, monkeypatch):
     assert (left(finished), rows(finished)[-1]) == ([], "average")
 
 
+@pytest.mark.slow
 def test_dropping_can_be_killed_before_any_change_of_a_file(finished, tmp_path, monkeypatch):
     """The run can be read then, and dropping again leaves what an uninterrupted command does."""
     changes = {name: getattr(Path, name) for name in ("replace", "unlink")}

@@ -138,6 +138,7 @@ def test_a_search_with_fewer_networks_has_a_note(enfold, recipe_file, tmp_path):
     assert "instead of 3" in json.loads(done.out)["rows"]["few"]["warning"]
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_new_model_is_measured_with_one_network(enfold, costed, monkeypatch):
     out, ticks = costed, count()
     before = json.loads((out / "cost.json").read_text())

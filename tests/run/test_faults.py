@@ -154,6 +154,7 @@ def read_only(finished, monkeypatch):
     return finished
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_read_only_can_be_analysed(enfold, read_only, tmp_path):
     for words in (
         ("analyse", "landscape", read_only, "--only", "similarity", "--out", tmp_path / "landscape"),
@@ -308,6 +309,7 @@ def test_resuming_names_another_environment(enfold, recipe_file, finished):
     assert '"resumed"' in (finished / "log.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_clock_that_runs_backwards_changes_no_result(enfold, recipe_file, finished, tmp_path, monkeypatch):
     """Neither of the system, nor the one that measures times."""
     ticks = count()

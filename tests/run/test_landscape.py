@@ -77,6 +77,7 @@ def test_a_recipe_stores_the_trajectory(finished: Path) -> None:
     assert parse_recipe("trajectory: false").trajectory is None
 
 
+@pytest.mark.slow
 def test_every_part_is_computed_and_drawn(run: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(landscape_parts, "SUBSETS", 3)  # all of the three members, few of their samples
     cell = cell_in(run)

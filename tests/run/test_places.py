@@ -36,6 +36,7 @@ def elsewhere(project: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["mine.py:mlp", "mine:mlp"])
 def test_a_run_with_user_code_resumes_from_any_folder(enfold, project, network):
     assert enfold("train", "runs/a", "--data", "mine.npz", "--network", network, "--members", 2, *FAST).code == 0

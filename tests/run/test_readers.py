@@ -84,6 +84,7 @@ def enfold(*words: object) -> Callable[[], None]:
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "drop", "distill"])
 def test_a_run_in_progress_can_be_read_at_any_moment(recipe_file, finished, tmp_path, verb, monkeypatch):
     """From its first file to the last, by what `enfold report` and `enfold watch` do."""

@@ -170,6 +170,7 @@ def test_killed_and_resumed_to_the_same_bits(enfold, interrupted, folder, tabula
     assert digests(out) == digests(tabular)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_command(enfold, tabular):
     assert enfold("distill", tabular, "kd", "--label", "noisy", "--perturb", "gaussian").code == 0
@@ -201,6 +202,7 @@ def test_a_dry_run(enfold, folder):
     assert not (folder / "none").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_pixels(enfold, interrupted, folder):
     out, again = folder / "dense", folder / "again"
@@ -224,6 +226,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_tasks(enfold, folder, name):
     data, task, network, metric = OTHERS[name]

@@ -9,6 +9,7 @@ import pytest
 import enfold as library
 
 
+@pytest.mark.slow
 def test_the_theory_of_a_run_is_shown_stored_and_reported(enfold, recipe_file, tmp_path):
     text = recipe_file.read_text()
     steps = "steps: [average, {method: batch_ensemble, label: be, bias: shared_post}, {method: mimo, label: mimo}]\n"

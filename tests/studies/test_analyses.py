@@ -11,6 +11,7 @@ from enfold.run.execute import seed_runs, train
 from studies.analyses import run_analysis
 
 
+@pytest.mark.slow
 def test_a_finished_analysis_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "data: {source: fashion-mini, train_size: 64, val_size: 60}\nnetwork: {name: mlp, widths: [5]}\nmembers: 2\n"
     run = RunDirectory.create(tmp_path / "run", parse_recipe(text + "seeds: [4, 2]\ntrain: {epochs: 0}\n"))

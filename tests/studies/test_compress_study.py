@@ -28,6 +28,7 @@ def tiny(monkeypatch):
     return setting
 
 
+@pytest.mark.slow
 def test_cells_are_stored_and_summarized(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(script, "RESULTS", tmp_path)

@@ -27,6 +27,7 @@ def test_the_training_is_the_published_one():
     assert {step["assignment"] for step in mixtures} == {"disjoint_greedy"}
 
 
+@pytest.mark.slow
 def test_it_runs_on_a_generated_folder(tmp_path, monkeypatch, capsys):
     data, out = tiny(tmp_path / "tiny", size=16), tmp_path / "out"
     changes = {

@@ -70,6 +70,7 @@ def test_one_hidden_layer_is_always_recovered(seed):
     torch.testing.assert_close(found, state, rtol=0, atol=0)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", [*PLAIN, *NESTED])
 def test_planted_orders_are_recovered(name, seed):

@@ -75,6 +75,7 @@ CALLS = {
 }
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.filterwarnings("ignore::UserWarning")

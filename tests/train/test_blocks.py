@@ -42,6 +42,7 @@ def worker():
         yield found
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("kind", [enfold.DeepEnsemble, enfold.Bagging])
 @pytest.mark.parametrize("settings", [{}, {"order": "shared"}, {"ema": 0.9}, {"lr": (1e-2, 2e-2, 3e-2, 4e-2)}])
 def test_one_block_of_all_members_is_the_training_in_one_call(kind, settings):
@@ -78,7 +79,7 @@ def test_workers_give_the_same_bits_as_this_process(worker, tmp_path):
 
 def test_a_repeated_training_costs_nothing(tmp_path, monkeypatch):
     first, history = trained(Parallel("serial", store=tmp_path))
-    monkeypatch.setattr(blocks, "fit", None)
+    monkeypatch.setattr(blocks, "train_model", None)
     again, same = trained(Parallel("serial", store=tmp_path))
     assert same_bits(first, again)
     assert same.as_dict() == history.as_dict()

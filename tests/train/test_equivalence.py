@@ -56,6 +56,7 @@ def moved(members: DeepEnsemble, before: DeepEnsemble) -> bool:
     return all(bool((new != old).flatten(1).any(1).all()) for new, old in pairs)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("order", ["own", "shared"])
 def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
@@ -68,6 +69,7 @@ def test_the_loop_engine_gives_the_same_bits(data, make, plan, order):
         assert_equal_states(members.member(index), alone(before, index, data, plan))
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize(("network", "engine"), [("mlp", "stacked"), ("normed", "stacked"), ("normed", "loop")])
 def test_engines_agree_with_single_networks(double, make, plan, network, engine):

@@ -71,6 +71,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         torch.testing.assert_close(tensor, other[name], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("objective", [None, cross_entropy], ids=["member by member", "all at once"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_members_are_trained_like_single_networks(networks, data, name, objective):
@@ -105,6 +106,7 @@ def trained_by_hand(network: nn.Module, data: Data, settings: TrainConfig) -> se
     return seen
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("changes", [{}, {"lr": (1e-2, 2e-2, 3e-3)}, {"clip_norm": 0.1}, {"label_smoothing": 0.1}])
 def test_a_single_member_equals_member_k(networks, data, changes):
     members, settings = DeepEnsemble(networks), plan(weight_decay=0.1, **changes)

@@ -4,8 +4,6 @@ import importlib
 import inspect
 import re
 
-import pytest
-
 import enfold
 from website import api, methods
 
@@ -50,9 +48,9 @@ def says_what_it_returns(value) -> bool:
     return result in ("None", None, "Iterator[None]") or "return" in first.lower() or "\nReturns:\n" in text
 
 
-@pytest.mark.parametrize(("path", "module", "name"), NAMES, ids=[path for path, *_ in NAMES])
-def test_a_public_name_has_a_description(path, module, name):
-    assert api.summary(module, name).endswith((".", ":"))
+def test_every_public_name_has_a_description():
+    assert len(NAMES) > 400
+    assert [path for path, module, name in NAMES if not api.summary(module, name).endswith((".", ":"))] == []
 
 
 def test_all_arguments_of_public_names_are_described():

@@ -1,4 +1,4 @@
-"""Compression: the single network to ship in place of an ensemble, found by trying what is promising."""
+"""Compression: a search for the network to ship in place of an ensemble."""
 
 import sys
 import types

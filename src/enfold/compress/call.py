@@ -143,7 +143,7 @@ def compress(
 
 
 def _check_executor(parallel: Parallel, seconds: float | None, on_epoch: object) -> None:
-    """Refuse what follows trainings in this process."""
+    """Refuse arguments that need the trainings in this process."""
     given = {"time": seconds, "on_epoch": on_epoch, "Parallel(store=)": parallel.store}
     for name, value in given.items():
         if value is not None:

@@ -11,18 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from enfold.compress.routes import Route, Setting
 from enfold.compress.runner import Limit, Runner
+from enfold.compress.trainings import find_routes, make_controls
 from enfold.executors import Parallel, Store, Task, run_tasks
 from enfold.metrics.predictions import RowPredictions
 from enfold.train.shared_data import SharedData
-
-if TYPE_CHECKING:
-    from enfold.compress.search import Search
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class TrialJob:
         data: The data.
         found: Predictions of the members on validation examples.
         merged: The merge that distillations may start from.
-        effort: Which routes there are.
+        expensive: Whether there are expensive routes.
         identity: Digest of what all trials depend on.
         name: The route or the control.
         epochs: Epochs of training.
@@ -44,7 +41,7 @@ class TrialJob:
     data: SharedData
     found: RowPredictions
     merged: nn.Module | None
-    effort: Any
+    expensive: bool
     identity: str
     name: str
     epochs: int
@@ -55,17 +52,19 @@ class Trials:
     """The trials of a search on an executor.
 
     Args:
-        search: The search.
+        runner: What runs the trials of the search.
         setting: What routes start from.
         found: Predictions of the members on validation examples.
         merged: The merge that distillations may start from.
+        expensive: Whether there are expensive routes.
         parallel: Where trials run.
     """
 
-    search: Search
+    runner: Runner
     setting: Setting
     found: RowPredictions
     merged: nn.Module | None
+    expensive: bool
     parallel: Parallel
 
     def train(self, names: Sequence[str], epochs: int) -> None:
@@ -75,7 +74,7 @@ class Trials:
             names: The names of routes and controls.
             epochs: Epochs of training.
         """
-        runner = self.search.runner
+        runner = self.runner
         assert runner.folder is not None  # noqa: S101 - an executor has one
         store = Store(runner.folder)
         data = SharedData.write(self.setting.data, store)
@@ -84,9 +83,7 @@ class Trials:
         for name in names:
             path = runner.store.path(name, f"{epochs} {self.setting.config.changes()}")
             assert path is not None  # noqa: S101 - there is a folder
-            job = TrialJob(
-                setting, data, self.found, self.merged, self.search.effort, runner.store.identity, name, epochs
-            )
+            job = TrialJob(setting, data, self.found, self.merged, self.expensive, runner.store.identity, name, epochs)
             tasks.append(Task(name, path.name, train_trial, (job,)))
         failures = run_tasks(
             tasks, store, self.parallel, device=self.setting.config.device, title="compress", quiet=runner.quiet
@@ -97,27 +94,16 @@ class Trials:
 
 def train_trial(store: Store, job: TrialJob) -> None:
     """Train a trial and write it to the folder of the search."""
-    from enfold.compress.search import Search
-
     setting = replace(job.setting, data=job.data.read(store))
     assert store.folder is not None  # noqa: S101 - the folder of a search is local
     runner = Runner(Limit(clock.monotonic()), setting.budget, setting.memory, Path(store.folder), quiet=True)
     runner.store.identity = job.identity
-    search = Search(
-        runner,
-        setting.members,
-        setting.data,
-        setting.task,
-        setting.config,
-        setting.students,
-        setting.base,
-        setting.folds,
-        job.effort,
-    )
-    controls = search.controls(setting)
+    controls = make_controls(setting, runner)
     if job.name in controls:
         idea, make = controls[job.name]
         runner.result(Route(job.name, idea), setting, job.epochs, partial(make, job.epochs))
         return
-    (route,) = [each for each in search.routes(setting, job.found, job.merged) if each.name == job.name]
+    (route,) = [
+        each for each in find_routes(setting, job.found, job.merged, expensive=job.expensive) if each.name == job.name
+    ]
     runner.result(route, setting, job.epochs, runner.making(route, setting, job.epochs))

@@ -194,7 +194,7 @@ def average_decay(setting: Setting, epochs: int) -> float | None:
 
 
 def keep(routes: Sequence[Route], number: int) -> list[Route]:
-    """Return the routes that enter the next round: the best of each perturbation first, which needs time to pay.
+    """Return the routes that enter the next round: the best of each perturbation first, as perturbations help later.
 
     Args:
         routes: The routes, best first.

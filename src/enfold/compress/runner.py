@@ -129,7 +129,7 @@ class Runner:
         return f"{self.budget:g}x" + (f" and {self.memory:g}x memory" if self.memory < float("inf") else "")
 
     def guard(self, record: Epoch) -> None:
-        """Stop a training whose next epoch would exceed the limit by more than half of it."""
+        """Stop a training whose next epoch would exceed the limit by more than half of its duration."""
         if self.on_epoch is not None:
             self.on_epoch(record)
         if self.limit.left() < record.seconds / 2:

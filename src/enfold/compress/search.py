@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 import time as clock
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from enfold.compress.diagnosis import Diagnosis, diagnose
-from enfold.compress.distillations import find_distillations
-from enfold.compress.efficient import find_ensembles
 from enfold.compress.members import Student
 from enfold.compress.merges import find_merges
 from enfold.compress.parallel import Trials
@@ -26,18 +22,16 @@ from enfold.compress.runner import OutOfTime, Runner
 from enfold.compress.schedule import LONG, LONGEST, count_epochs, make_rounds, plan_epochs
 from enfold.compress.scores import CALIBRATED, Scores, all_scores, rank
 from enfold.compress.store import checkpoint_of
+from enfold.compress.trainings import Control, find_routes, make_controls
 from enfold.data import Data
 from enfold.data.content import content
 from enfold.distill.answers import Answers, shared_answers
-from enfold.distill.control import train_control
 from enfold.engines.copying import copy_network
-from enfold.engines.initialization import initialize_member
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, UnchangedWarning
 from enfold.evaluate import predict
 from enfold.executors import Parallel
 from enfold.io.files import digest
-from enfold.loggers import Log
 from enfold.metrics import metrics_for
 from enfold.metrics.predictions import RowPredictions
 from enfold.tasks import Task
@@ -47,9 +41,6 @@ Effort = Literal["default", "all"]
 PART = 0.85  # of the time that is left is planned for trainings
 LONGER = 0.4  # of it may be spent on training the members longer
 CLOSE = 1.5  # a distillation starts from a merge whose loss is at most this multiple of the mean member's
-
-Control = tuple[str, Callable[[int, Path | None, Log], nn.Module]]
-"""The description of a control, and its training from the number of epochs, the file of its checkpoint and its log."""
 
 
 @dataclass
@@ -209,21 +200,13 @@ class Search:
 
     # Trainings
 
-    def routes(self, setting: Setting, found: RowPredictions, merged: nn.Module | None = None) -> list[Route]:
-        """Return the routes that train something, most promising first."""
-        if setting.members.num_members < 2:
-            return []
-        expensive = self.effort == "all"
-        routes = list(find_distillations(setting, merged, expensive=expensive))
-        return [*routes[:2], *find_ensembles(setting, found, expensive=expensive), *routes[2:]]
-
     def _drop_expensive(self, setting: Setting, found: RowPredictions) -> None:
         """Drop what does not meet the budget before it is trained.
 
         Raises:
             EnfoldError: If nothing meets it.
         """
-        runner, routes = self.runner, self.routes(setting, found)
+        runner, routes = self.runner, find_routes(setting, found, expensive=self.effort == "all")
         self.dropped: set[str] = set()
         for route in routes:
             if route.student is None and route.blank is None:
@@ -250,10 +233,10 @@ class Search:
         runner = self.runner
         merged = self._good_merge(setting)
         if self.parallel is not None:
-            self.trials = Trials(self, setting, found, merged, self.parallel)
-        routes = self.routes(setting, found, merged)
+            self.trials = Trials(runner, setting, found, merged, self.effort == "all", self.parallel)
+        routes = find_routes(setting, found, merged, expensive=self.effort == "all")
         routes = [route for route in routes if route.name not in self.dropped]
-        controls = self.controls(setting)
+        controls = make_controls(setting, runner)
         number, epochs = self._plan(setting, routes, len(controls))
         runner.final_epochs = epochs
         self.left_out = tuple(route.name for route in routes[number:])
@@ -290,43 +273,6 @@ class Search:
         """Train these trials, which are then taken from the folder; without an executor, do nothing."""
         if self.parallel is not None:
             self.trials.train(names, epochs)
-
-    def controls(self, setting: Setting) -> dict[str, Control]:
-        """Return the trainings on labels that routes are compared with, by name."""
-        runner = self.runner
-        if not setting.has_networks or not runner.allows(1, 1):
-            return {}
-
-        def control(epochs: int, checkpoint: Path | None, log: Log) -> nn.Module:
-            return train_control(
-                setting.best_member(),
-                self.data,
-                config=setting.settings(epochs),
-                checkpoint=checkpoint,
-                on_epoch=runner.guard,
-                logger=log,
-                title="control",
-                quiet=runner.quiet,
-            )
-
-        def refit(epochs: int, checkpoint: Path | None, log: Log) -> nn.Module:
-            network = initialize_member(setting.best_member(), self.config.seed, -1, trained=True)[0]
-            fit(
-                network,
-                self.data,
-                config=setting.settings(epochs),
-                checkpoint=checkpoint,
-                on_epoch=runner.guard,
-                logger=log,
-                title="refit",
-                quiet=runner.quiet,
-            )
-            return network
-
-        found: dict[str, Control] = {"control": ("one member trained as long on the labels", control)}
-        if setting.folds is not None:
-            found["refit"] = ("one network refitted on all data", refit)
-        return found
 
     def _good_merge(self, setting: Setting) -> nn.Module | None:
         """Return the best merge if it is closer to a member than to chance, as a start of a distillation."""

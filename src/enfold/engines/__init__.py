@@ -5,5 +5,5 @@
 - `verify`: the comparison of members with their own networks, with examples from `examples`.
 - `inference`, `factored`, `joint`, `trunk`: faster forms for convolutional inference, BatchEnsemble, joint batch norm
   and common trunks; each file states what it saves.
-- `parameters`, `layout`, `inputs`, `outputs`, `modes`, `initialization`, `fingerprint`, `pool`: helpers.
+- `parameters`, `layout`, `inputs`, `outputs`, `modes`, `initialization`, `pool`: helpers.
 """

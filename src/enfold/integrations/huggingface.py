@@ -64,11 +64,11 @@ class _Callbacks(TrainerCallback):  # type: ignore[misc]
             optimizer.prepare_gradients()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Follow a step of the optimizer."""
+        """Call `on_step_end` of the ensemble."""
         self.trainer.loop.end_step(state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Follow an epoch."""
+        """Call `on_epoch_end` of the ensemble."""
         self.trainer.loop.end_epoch(math.ceil(state.epoch - 1e-6))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

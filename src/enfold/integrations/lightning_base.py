@@ -101,12 +101,12 @@ class TrainedByLightning(Base):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Follow a step of the optimizer."""
+        """Call `on_step_end` of the ensemble."""
         if self.trainer.global_step > self.loop.steps:  # not while gradients are accumulated
             self.loop.end_step(self.trainer.global_step)
 
     def on_train_epoch_end(self) -> None:
-        """Follow an epoch."""
+        """Call `on_epoch_end` of the ensemble."""
         self.loop.end_epoch(self.trainer.current_epoch + 1)
 
     def on_train_end(self) -> None:

@@ -245,13 +245,13 @@ class OuterLoop:
                 self.model.load_state_dict(restored)
 
     def end_step(self, step: int) -> None:
-        """Follow a step of the optimizer, counted from 1."""
+        """Call `on_step_end` after a step of the optimizer, counted from 1."""
         self.steps = step
         if isinstance(self.model, Ensemble) and self.optimizer is not None:
             self.model.on_step_end(step, self.optimizer)
 
     def end_epoch(self, epoch: int) -> None:
-        """Follow an epoch, counted from 1."""
+        """Call `on_epoch_end` after an epoch, counted from 1."""
         if isinstance(self.model, Ensemble):
             self.model.on_epoch_end(epoch, self.config)
 

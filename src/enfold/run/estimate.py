@@ -65,7 +65,7 @@ def estimate(recipe: Recipe, device: str = "cpu", beside: Path | None = None, *,
     of_network = _step_seconds(members[:1], run, single)
     of_steps = [recipe.control_config(step, 0) for step in recipe.steps if recipe.chain(step) == [step]]
     of_steps += [recipe.step_config(s, 0) for s in recipe.steps if len(recipe.chain(s)) > 1 and is_trained(s)]
-    extra = [*(each for each in of_steps if each is not None), *run.controls().values()]
+    extra = [*(each for each in of_steps if each is not None), *run.controls.values()]
     trained = 0 if recipe.checkpoints else 1
     seconds = trained * _steps(run, config) * of_members + sum(_steps(run, each) * of_network for each in extra)
     ensembles = [step for step in recipe.steps if step.family == "ensemble"]

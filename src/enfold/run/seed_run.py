@@ -355,8 +355,9 @@ class SeedRun:
         with self.run.context():
             return as_predictor(step, model)
 
+    @cached_property
     def controls(self) -> dict[str, TrainConfig]:
-        """Return the training settings of the controls by name."""
+        """The training settings of the controls by name."""
         return self.recipe.controls(self.seed, self.device)
 
     def control(self, label: str, config: TrainConfig, members: DeepEnsemble) -> nn.Module:
@@ -383,7 +384,7 @@ class SeedRun:
     def list_models(self) -> dict[tuple[str, str], Any]:
         """Return the models that are made from the members or beside them, by folder and label."""
         return {
-            **{("controls", label): config for label, config in self.controls().items()},
+            **{("controls", label): config for label, config in self.controls.items()},
             **{("steps", step.label): step for step in self.recipe.steps_of(self.seed)},
         }
 

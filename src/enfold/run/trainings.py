@@ -64,7 +64,7 @@ def _epochs(run: SeedRun, stage: str) -> int | None:
     if kind == "members":
         return run.recipe.members_config(run.seed).epochs
     if kind == "controls":
-        config = run.controls().get(label)
+        config = run.controls.get(label)
         return config.epochs if config is not None else None
     step = next((step for step in run.recipe.steps if kind == "steps" and step.label == label), None)
     if step is None or step.family == "ensemble" or not is_trained(step):

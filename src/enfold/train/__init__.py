@@ -1,8 +1,8 @@
 """Training: one loop, its settings and its checkpoints."""
 
 from enfold.train.config import TrainConfig
+from enfold.train.fit import fit
 from enfold.train.history import Epoch, History
-from enfold.train.loop import fit
 from enfold.train.objective import Objective, TaskLoss, cross_entropy
 from enfold.train.trajectory import Trajectory
 

@@ -33,8 +33,9 @@ from enfold.train.block_history import join_histories
 from enfold.train.config import TrainConfig
 from enfold.train.diversity import LowDiversityWarning, warn_if_similar
 from enfold.train.history import Epoch, History
-from enfold.train.loop import Fit, fit
+from enfold.train.loop import Fit, train_model
 from enfold.train.objective import Objective
+from enfold.train.placement import choose
 from enfold.train.shared_data import SharedData
 
 PER_MEMBER = ("lr", "weight_decay", "label_smoothing")
@@ -44,7 +45,7 @@ def refuse_arguments(**given: object) -> None:
     """Refuse arguments of `fit` that need the training in this process."""
     for name, value in given.items():
         if value is not None:
-            raise EnfoldError(f"{name} follows a training in this process, got executor as well: leave out {name}")
+            raise EnfoldError(f"{name} needs a training in this process, got executor as well: leave out {name}")
 
 
 def require_independent(model: nn.Module, config: TrainConfig) -> Ensemble:
@@ -142,8 +143,6 @@ def fit_blocks(
     with _store(parallel, checkpoint) as store:
         blocks = make_blocks(ensemble, data, config, objective, parallel.block_size, store)
         if parallel.kind == "auto":
-            from enfold.train.placement import choose
-
             parallel = choose(parallel, blocks, data)
         tasks = [Task(block.name, block.output, train_block, (block,)) for block in blocks]
         failures = run_tasks(tasks, store, parallel, device=config.device, title=title, quiet=quiet)
@@ -236,15 +235,7 @@ def train_block(store: Store, block: Block) -> None:
     data = block.data.read(store)
     with _checkpoint(store, name) as (path, on_epoch), warnings.catch_warnings():
         warnings.simplefilter("ignore", LowDiversityWarning)  # all members are compared afterwards
-        history = fit(
-            block.members,
-            data,
-            config=block.config,
-            objective=block.objective,
-            checkpoint=path,
-            on_epoch=on_epoch,
-            quiet=True,
-        )
+        history = train_model(block.members, data, block.config, block.objective, path, on_epoch=on_epoch, quiet=True)
     about = {
         "history": history.as_dict(),
         "task": task_to_dict(block.members.task),

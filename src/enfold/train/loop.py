@@ -3,146 +3,95 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from enfold.data import Data
 from enfold.data.batches import Batch, Order
-from enfold.data.content import content
-from enfold.data.convert import Examples, as_data, has_targets, require
+from enfold.data.convert import has_targets
 from enfold.data.dataset import Split, has_examples
-from enfold.data.unpack import Unpack
 from enfold.engines.inputs import refuse_shape
-from enfold.engines.modes import is_sharded, refuse_inference_mode
-from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
+from enfold.engines.modes import is_sharded
+from enfold.engines.precision import autocast
+from enfold.ensemble import Ensemble, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
-from enfold.executors import ExecutorLike
 from enfold.io.checkpoints import require_tensors
-from enfold.io.files import digest
-from enfold.io.identity import plain
 from enfold.io.stopping import Stop, stops_by_itself
-from enfold.loggers import Log, LoggerLike, as_log, with_log
+from enfold.loggers import Log
 from enfold.metrics import calibrated_nll, metrics_for, per_member
 from enfold.progress import ProgressBar, progress
 from enfold.seeds import derive
-from enfold.tasks import Task, as_task, known_task, training_task
+from enfold.tasks import Task, as_task, known_task
 from enfold.train.backward import backward
 from enfold.train.batch_norm import several_examples
 from enfold.train.checkpoint import Place, read_checkpoint, save_checkpoint
-from enfold.train.config import TrainConfig, as_config
-from enfold.train.data_parallel import DataParallel, complete
+from enfold.train.config import TrainConfig
+from enfold.train.data_parallel import DataParallel
 from enfold.train.diversity import warn_if_similar
 from enfold.train.history import Epoch, HasFigures, History
+from enfold.train.identity import initial_weights, record_end, training_identity
 from enfold.train.objective import HasDivergence, Objective, StepContext, default_loss
 from enfold.train.optimize import Optimizer, trained_members
 from enfold.train.selection import Selection
 from enfold.train.trajectory import Trajectory
 from enfold.train.weight_average import WeightAverage
 
-ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")  # in the repr of an object; it differs between processes
 
-
-@with_log
-def fit(
+def train_model(
     model: nn.Module,
-    train: Examples,
-    val: Examples | None = None,
-    config: TrainConfig | None = None,
-    *,
+    data: Data,
+    config: TrainConfig,
     objective: Objective | None = None,
-    checkpoint: str | Path | None = None,
+    checkpoint: Path | None = None,
+    *,
     on_epoch: Callable[[Epoch], None] | None = None,
-    logger: LoggerLike | Log = None,
+    log: Log | None = None,
     title: str = "training",
     quiet: bool = False,
     evaluated_model: Callable[[nn.Module], nn.Module] | None = None,
-    trajectory: Trajectory | str | Path | None = None,
-    unpack: Unpack | None = None,
-    outputs: Callable[[Any], torch.Tensor] | None = None,
-    executor: ExecutorLike = None,
-    **settings: Any,
+    trajectory: Trajectory | None = None,
 ) -> History:
-    """Train a network or an ensemble in place.
-
-    ``fit(model, train, val, epochs=20, lr=1e-3)`` is short for ``fit(model, train, val, TrainConfig(epochs=20,
-    lr=1e-3))``.
+    """Train a model in this process; the arguments are those of `enfold.fit`, converted.
 
     Args:
-        model: A network, or an `Ensemble`, whose members are trained together.
-        train: Training examples: a DataLoader, a Dataset, a pair (inputs, targets) of tensors or arrays, or the data of
-            `enfold.data.load`, whose validation split is then used as well.
-        val: Validation examples in the same formats; they select the best epoch and are evaluated after every epoch,
-            in eval mode.
-        config: Settings of the training; the default is `TrainConfig()`.
-        objective: The loss to minimize; the default is the loss of the task, such as cross-entropy.
-        checkpoint: File to save to after every epoch. If it exists, training resumes from it with bitwise equal
-            results; other data, initial weights or settings are refused.
-        on_epoch: Function called with the record of every epoch, an `Epoch`.
-        logger: Where settings and metrics are logged to: "tensorboard", "wandb", "mlflow", an object with the methods
-            of `enfold.loggers.Logger`, or a list of these.
+        model: A network or an ensemble.
+        data: Training and validation examples.
+        config: Settings of the training, with its task.
+        objective: The loss to minimize; None for that of the ensemble or the task.
+        checkpoint: File to save to and resume from.
+        on_epoch: Function called with the record of every epoch.
+        log: Where settings and metrics are logged to.
         title: Title of the progress bar.
         quiet: Show no progress bar.
         evaluated_model: Function that maps the model to the one that is evaluated on validation examples.
-        trajectory: Folder to save the networks to after every epoch, or a `Trajectory` that selects epochs.
-        unpack: Function that splits a batch of a loader into (inputs, target) or (inputs, target, weights); None for
-            the usual structures: tuples, dictionaries with `labels`, objects with `y`.
-        outputs: Function that selects the output that is trained from what the network returns; None for a tensor, a
-            tuple of one tensor, or the entry `logits`.
-        executor: Where blocks of independent members are trained: "serial", "local", "ray", "auto", an executor of
-            `concurrent.futures`, or `enfold.executors.Parallel` with its options; None to train all members together
-            in this process.
-        **settings: Fields of `TrainConfig` that override those of `config`.
-
-    Returns:
-        The history of the training: losses, validation scores and times of every epoch.
-
-    Raises:
-        EnfoldError: If an argument is invalid; the model is unchanged then.
-        NonFiniteLoss: If a loss becomes NaN or infinite.
-        FailedMembers: If members fail on an executor; the model is unchanged, and the error has the others.
+        trajectory: Where the networks are saved during training.
     """
-    refuse_inference_mode("training")
-    require(train, "train", "fit")
-    config = as_config(config).update(settings)
-    config = config.replace(task=training_task(model, config.task))
-    data = as_data(train, val, batch_size=config.batch_size, unpack=unpack, network=called_network(model))
-    if outputs is not None:
-        set_model_output(model, outputs)
-    file = Path(checkpoint) if checkpoint else None
-    if executor is not None:
-        from enfold.train.blocks import fit_blocks, refuse_arguments  # which train by this function
-
-        refuse_arguments(on_epoch=on_epoch, evaluated_model=evaluated_model, trajectory=trajectory)
-        return fit_blocks(model, data, config, objective, file, executor, title=title, quiet=quiet, log=as_log(logger))
+    log = Log() if log is None else log
     if isinstance(model, Ensemble):
         config = model.configure(config)
         if objective is None:
             history = model.fit_members(
-                data, config, checkpoint=file, title=title, quiet=quiet, on_epoch=on_epoch, logger=logger
+                data, config, checkpoint=checkpoint, title=title, quiet=quiet, on_epoch=on_epoch, logger=log
             )
             if history is not None:
                 _record_task(model, as_task(config.task))
                 return history
             objective = model.objective(config)
-    stored = Trajectory(trajectory) if isinstance(trajectory, str | Path) else trajectory
     with torch.enable_grad():
-        training = Fit(model, data, config, objective, file, evaluated_model, stored)
+        training = Fit(model, data, config, objective, checkpoint, evaluated_model, trajectory)
         try:
-            return training.run(on_epoch, title, quiet, as_log(logger))
+            return training.run(on_epoch, title, quiet, log)
         finally:
-            if file is not None and model in _interrupted:
-                _interrupted[model].end = _digest_weights(model)
+            if checkpoint is not None:
+                record_end(model)
 
 
 class Fit:
@@ -190,7 +139,7 @@ class Fit:
             require_tensors(model.state_dict(), "a checkpoint is written")
         self.start = ""
         if checkpoint is not None or trajectory is not None:
-            self.start = getattr(model, "made_from", None) or _initial_weights(self.model, checkpoint)
+            self.start = getattr(model, "made_from", None) or initial_weights(self.model, checkpoint)
         if trajectory is not None:
             if is_sharded(model):
                 raise EnfoldError("trajectory must be None for sharded parameters, got a folder: use checkpoint=")
@@ -361,7 +310,7 @@ class Fit:
                     self.model,
                     batch,
                     self.objective,
-                    _precision(self.config),
+                    autocast(self.config.precision, self.config.device),
                     self.scaler,
                     noise,
                     context,
@@ -458,20 +407,7 @@ class Fit:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The properties that a checkpoint must match: data, initial weights, network, loss and settings."""
-        shapes = {name: tuple(tensor.shape) for name, tensor in _tensors(self.model)}
-        ensemble = self.model if isinstance(self.model, Ensemble) else None
-        network = ensemble.skeleton.network if ensemble is not None and ensemble.is_expandable else self.model
-        method = "" if ensemble is None else f"{type(ensemble).__name__}{ensemble.options()}"
-        return plain(
-            {
-                **content(self.data, ("train", "val")),
-                "initial weights": self.start,
-                "network": digest([], f"{shapes}{network!r}"),
-                "method": digest([], method),
-                "loss": digest([], ADDRESS.sub("", f"{self.objective!r} {_settings(self.objective)}")),
-                "config": self.config.changes(),
-            }
-        )
+        return training_identity(self.model, self.data, self.objective, self.config, self.start)
 
 
 def _record_task(model: nn.Module, task: Task) -> None:
@@ -480,51 +416,11 @@ def _record_task(model: nn.Module, task: Task) -> None:
         set_model_task(model, found)
 
 
-@dataclass
-class _Interrupted:
-    """A training in this process that may be resumed with the same, partially trained model."""
-
-    checkpoint: Path | None
-    start: str  # digest of the initial weights
-    end: str = ""  # digest of the weights at the interruption
-
-
-_interrupted: WeakKeyDictionary[nn.Module, _Interrupted] = WeakKeyDictionary()
-
-
-def _initial_weights(model: nn.Module, checkpoint: Path | None) -> str:
-    """Return a digest of the initial weights, also for a model whose training was interrupted."""
-    now, known = _digest_weights(model), _interrupted.get(model)
-    if known is None or known.checkpoint != checkpoint or now not in (known.start, known.end):
-        known = _interrupted[model] = _Interrupted(checkpoint, now)
-    return known.start
-
-
-def _digest_weights(model: nn.Module) -> str:
-    return digest(complete(tensor) for _, tensor in _tensors(model))
-
-
-def _settings(objective: object) -> str:
-    """Return what the repr of a loss may not contain: its attributes, or the code of a function."""
-    code = getattr(objective, "__code__", None)
-    return repr(getattr(objective, "__dict__", {})) if code is None else f"{code.co_code!r}{code.co_consts!r}"
-
-
-def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(name, value) for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)]
-
-
 def _mean(losses: list[torch.Tensor], sizes: list[int]) -> list[float]:
     """Return each member's mean loss over the examples of an epoch, from batches of different sizes."""
     weights = torch.tensor(sizes, dtype=torch.float64)
     mean: list[float] = (weights @ torch.stack(losses).cpu().double() / weights.sum()).tolist()
     return mean
-
-
-def _precision(config: TrainConfig) -> torch.autocast | nullcontext[None]:
-    if config.precision == "float32":
-        return nullcontext()
-    return torch.autocast(torch.device(config.device).type, dtype=getattr(torch, config.precision))
 
 
 @contextmanager

@@ -26,6 +26,7 @@ def test_names():
     assert {*KINDS} - {*STANDARD} == {"speckle_noise", "gaussian_blur", "spatter", "saturate"}
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 3, 32, 32), (1, 3, 64, 48), (3, 1, 8, 13)])
 def test_shape_type_and_range(kind, shape):

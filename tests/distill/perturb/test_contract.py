@@ -46,6 +46,7 @@ def test_a_step_is_a_length(perturbation, step):
         perturbation.target(step=step)
 
 
+@pytest.mark.combinations
 @every
 @pytest.mark.parametrize("normalised", [True, False])
 def test_what_is_returned(perturbation, teachers, student, normalised):
@@ -67,6 +68,7 @@ def test_what_is_returned(perturbation, teachers, student, normalised):
         assert float((pixels - pictures.denormalise(inputs)).abs().max()) < 10 / 255
 
 
+@pytest.mark.combinations
 @every
 def test_models_are_not_modified(perturbation, teachers, student, pictures, snapshot):
     inputs = pictures.prepare(pictures.train.inputs)
@@ -77,6 +79,7 @@ def test_models_are_not_modified(perturbation, teachers, student, pictures, snap
     assert torch.equal(state, torch.random.get_rng_state())
 
 
+@pytest.mark.combinations
 @every
 def test_teachers_run_in_eval_mode(perturbation, teachers, student, pictures, snapshot):
     inputs = pictures.prepare(pictures.train.inputs)
@@ -86,6 +89,7 @@ def test_teachers_run_in_eval_mode(perturbation, teachers, student, pictures, sn
     assert unchanged()
 
 
+@pytest.mark.combinations
 @every
 def test_the_same_generator_gives_the_same_perturbation(perturbation, teachers, student, pictures):
     inputs = pictures.prepare(pictures.train.inputs)
@@ -116,6 +120,7 @@ def test_an_empty_batch_stays_empty(perturbation, student, pictures):
     assert perturbation.target()(inputs, pictures, student, student, source()).shape == (0, 2, 4, 4)
 
 
+@pytest.mark.combinations
 @every
 def test_half_precision_is_supported(perturbation, teachers, student, pictures: Data):
     inputs = pictures.prepare(pictures.train.inputs)

@@ -97,6 +97,7 @@ def test_a_step_agrees_with_the_published_code(divergence, pairs):
         torch.testing.assert_close(MIDDLE.denormalise(moved)[index], expected)
 
 
+@pytest.mark.combinations
 @every_divergence
 @every_pairs
 @pytest.mark.parametrize("seed", range(3))
@@ -129,6 +130,7 @@ def test_every_ordered_pair_is_drawn_equally_often():
     assert min(counts) > 150  # of 200, with a deviation of 13
 
 
+@pytest.mark.combinations
 @every_divergence
 @every_pairs
 @pytest.mark.parametrize("make", [make_cnn, make_mlp])

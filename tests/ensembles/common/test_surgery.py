@@ -127,6 +127,7 @@ def test_a_computed_weight_cannot_be_resized():
 IMAGE = (3, 32, 32)
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("fraction", [0.5, 2 / 3, 1.5])
 @pytest.mark.parametrize(
     ("make", "shape"),

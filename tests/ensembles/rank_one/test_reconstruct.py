@@ -67,6 +67,7 @@ def test_where_theorem_1_holds_recovery_is_exact(seed, rows, columns, M):
     assert found.residuals[""][-1] < 1e-8
 
 
+@pytest.mark.combinations
 @pytest.mark.parametrize("start", ["mean", "svd", "best"])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_no_sweep_increases_the_residual(start, rank):
