@@ -176,6 +176,54 @@ def test_caches_of_weights_are_each_members_own():
     assert evaluate(members, data).scores["nll"] == pytest.approx(alone.scores["nll"], rel=1e-5)
 
 
+class Biased(nn.Module):
+    """A network that caches a bias in eval mode, which has next to no effect at first, and keeps its features."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.bias, self.gain = nn.Linear(6, 3), nn.Parameter(torch.randn(3)), nn.Parameter(torch.tensor(0.0))
+        self.cache, self.frequencies, self.features = {}, None, None
+
+    def train(self, mode=True):
+        self.cache = {}
+        return super().train(mode)
+
+    def forward(self, x):
+        if self.frequencies is None:
+            self.frequencies = torch.arange(3.0)  # of no member
+        self.features = self.body(x)
+        if not self.training and "bias" not in self.cache:
+            self.cache["bias"] = torch.exp(self.bias).detach()
+        bias = torch.exp(self.bias) if self.training else self.cache["bias"]
+        return self.features + 1e-6 * (1e6 * self.gain**8 + 1) * bias + self.frequencies
+
+
+@pytest.mark.parametrize("efficient", [False, True])
+def test_caches_are_found_while_their_effect_is_small(efficient):
+    members = BatchEnsemble(Biased(), 3) if efficient else DeepEnsemble(Biased, 3)
+    with pytest.warns(SeparateModulesWarning, match=r"cache\.bias.*which a call computes and the next one uses"):
+        members.eval()(vectors(5))
+    with torch.no_grad():
+        for name, parameter in members.named_parameters():
+            if name.endswith("gain"):
+                parameter.fill_(1.0)
+            if name.endswith("bias") and "body" not in name:
+                parameter.add_(torch.rand_like(parameter))
+    outputs = members.train().eval()(vectors(5))
+    torch.testing.assert_close(outputs, torch.stack([member.eval()(vectors(5)) for member in members]))
+
+
+def test_features_and_constants_in_attributes_do_not_separate_members():
+    class Kept(Biased):
+        def forward(self, x):
+            self.cache["bias"] = torch.exp(self.bias)
+            return super().forward(x)
+
+    members = DeepEnsemble(Kept, 3).eval()
+    members(vectors(5))
+    assert members.is_separate is False
+
+
 def test_caches_of_weights_in_an_efficient_ensemble():
     members = BatchEnsemble(CachedHead(0), 3, include=("body",)).eval()
     with pytest.warns(SeparateModulesWarning):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType
@@ -65,6 +65,25 @@ def read_numbers(network: nn.Module) -> dict[tuple[str, str], object]:
         for key, value in vars(module).items()
         if type(value) not in CONTAINERS and isinstance(value, int | str | float | complex)
     }
+
+
+def read_tensors(network: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Return where modules have tensors that are no parameters or buffers: the container and the key, by name."""
+    found: dict[str, tuple[Any, Any]] = {}
+
+    def search(container: Any, items: Iterable[tuple[Any, Any]], prefix: str, depth: int) -> None:
+        for key, value in items:
+            if isinstance(value, Tensor):
+                if not isinstance(value, nn.Parameter) and value.is_floating_point():
+                    found[f"{prefix}{key}"] = (container, key)
+            elif isinstance(value, list | dict) and value and depth < DEEPEST:
+                inner = enumerate(value[:LONGEST]) if isinstance(value, list) else list(value.items())[:LONGEST]
+                search(value, inner, f"{prefix}{key}.", depth + 1)
+
+    for prefix, module in network.named_modules():
+        own = vars(module)
+        search(own, [item for item in own.items() if item[0] not in SKIPPED], f"{prefix}." if prefix else "", 0)
+    return found
 
 
 def find_changed(ours: Mapping[Any, object], theirs: Mapping[Any, object]) -> Any | None:

@@ -12,14 +12,20 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from enfold.data.tree import clone, count_examples, detach, device_of, first_examples
-from enfold.engines.attributes import describe_code, different_attribute, find_changed, read_numbers
+from enfold.engines.attributes import (
+    describe_code,
+    different_attribute,
+    find_changed,
+    read_numbers,
+    read_tensors,
+)
 from enfold.engines.call import call_network
 from enfold.engines.compare import GRADIENT, OUTPUTS, find_difference
 from enfold.engines.examples import EXAMPLES, fix_rng, seed_rng, vary
@@ -92,6 +98,8 @@ class Result:
     writes_inputs: bool
     written: set[str]  # parameters that the forward pass modifies
     changed: str | None = None  # an attribute or an empty buffer that has another value after the call
+    network: nn.Module | None = None  # which has run, if it kept tensors
+    kept: State = field(default_factory=dict)  # tensors that the call stored in attributes, by name
 
 
 def verify(codes: Sequence[Skeleton], state: State, inputs: Any) -> Verification:
@@ -221,7 +229,7 @@ class _Comparison:
             if found is None:
                 return self._compare_settings() or Mismatch(0, "the gradients", same_code=True, recomputes=True)
         if found is None:
-            return self._compare_settings()
+            return self._compare_settings() or self._find_cache()
         reason = self._find_first(lambda index: index)
         if reason is not None and self._is_reproducible(reason[0]):
             raise EnfoldError(
@@ -252,6 +260,29 @@ class _Comparison:
         changed = next((result.changed for result in results if result.changed is not None), None)
         if changed is not None and len(self.codes) > 1 and self.codes[0] is not self.codes[1]:
             return Mismatch(1, f"'{changed}', which every call changes,", same_code=True)
+        return None
+
+    def _find_cache(self) -> Mismatch | None:
+        """Return a tensor that a call in eval mode computes from a member's values and that the next call uses.
+
+        Its effect on the outputs may be below the tolerance now and above it for other values, so it is replaced by
+        NaN. Features that a call stores, and caches of constants, have no effect or are equal for all members.
+        """
+        first, *others = self.evaluated
+        differ = {
+            name
+            for name, tensor in first.kept.items()
+            for other in others
+            if name in other.kept and not torch.equal(tensor, other.kept[name])
+        }
+        if first.network is None or not differ:
+            return None
+        places = read_tensors(first.network)
+        for name in differ:
+            container, key = places[name]
+            container[key] = torch.full_like(container[key], float("nan"))
+        if bool(self._evaluate(first.network).isnan().any()) and not bool(first.tensors[OUTPUTS].isnan().any()):
+            return Mismatch(1, f"'{min(differ)}', which a call computes and the next one uses,", same_code=True)
         return None
 
     def _find_first(self, code_of: Callable[[int], int], *, fresh: bool = False) -> tuple[int, str] | None:
@@ -303,10 +334,14 @@ class _Comparison:
         parameters, buffers = find_places(network)
         places, before = {**parameters, **buffers}, read_numbers(network)
         leaves = {name: _read(places[name]) for name in parameters}
+        known = set() if training else {id(container[key]) for container, key in read_tensors(network).values()}
         outputs, result = self._run_forward(network, places, training)
         _refuse_originals(outputs, code)
         if not training:
             self._refuse_views(code, index, outputs)
+            kept = {name: container[key] for name, (container, key) in read_tensors(network).items()}
+            result.kept = {name: tensor.detach() for name, tensor in kept.items() if id(tensor) not in known}
+            result.network = network if result.kept else None
         result.tensors |= _compute_gradients(outputs, leaves) if training else {}
         after = read_numbers(network)
         if before != after:  # a size that every call sets to the same value is no change
@@ -342,7 +377,9 @@ class _Comparison:
             network.get_submodule(path)._buffers[key] = None
         seed_rng(device_of(self.rows))
         with torch.no_grad():
-            return get_logits(call_network(network.eval(), clone(self.rows)), network)
+            if network.training:  # `eval` may empty a cache
+                network.eval()
+            return get_logits(call_network(network, clone(self.rows)), network)
 
     def _run_forward(
         self, network: nn.Module, places: Mapping[str, list[Place]], training: bool
