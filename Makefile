@@ -87,8 +87,8 @@ $(VERSUS): pyproject.toml constraints.txt bench/versus/requirements.txt
 		--requirement bench/versus/requirements.txt
 	touch $(VERSUS)
 
-versus: $(VERSUS) ## enfold beside other packages, in about an hour of a quiet machine; goes on where it was stopped
-	PYTHONPATH=bench .venv-versus/bin/python -m versus
+versus: $(VERSUS) ## enfold beside other packages, in about an hour of a quiet machine; VERSUS_OPTIONS=--cpu if it is not quiet
+	PYTHONPATH=bench .venv-versus/bin/python -m versus $(VERSUS_OPTIONS)
 
 EXAMPLES := .venv/.examples
 $(EXAMPLES): $(READY)

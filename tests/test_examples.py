@@ -2,8 +2,10 @@
 
 import copy
 import importlib.util
+import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import nn
 
 from enfold import DeepEnsemble, fit
 from enfold.tasks import Regression
+from website import gallery
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGES = {
@@ -58,6 +61,23 @@ def test_an_example_runs(name, tmp_path):
     assert "ensemble: " in done.stdout
     assert "distilled: " in done.stdout
     assert "Error" not in done.stderr
+    stored = (EXAMPLES / "output" / f"{name}.txt").read_text()
+    assert words(done.stdout) == words(stored), "the page of this example is not up to date: run `make gallery`"
+
+
+def words(text: str) -> list[str]:
+    """Return the words of printed lines, without numbers."""
+    return re.findall(r"[A-Za-z_]{3,}", text)
+
+
+def test_every_example_has_stored_figures_of_its_page():
+    found = {name: gallery.figures(EXAMPLES / f"{name}.py") for name in NAMES}
+    assert [name for name, files in found.items() if not files] == ["torchmetrics_collection"]  # it scores by itself
+    for notebook in gallery.notebooks():
+        cells = json.loads(notebook.read_text())["cells"]
+        stored = json.loads((EXAMPLES / "output" / f"{notebook.stem}.json").read_text())
+        assert len(stored) == len(cells)
+        assert gallery.figures(notebook)
 
 
 def plain_training(network: nn.Module, batches: list, loss, epochs: int, lr: float) -> nn.Module:

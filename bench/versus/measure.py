@@ -1,4 +1,4 @@
-"""Measure one row in this process and print its samples as JSON: python -m versus.measure ROW ROUNDS."""
+"""Measure one row in this process and print its samples as JSON: python -m versus.measure ROW ROUNDS CLOCK."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def limits() -> dict[str, tuple[Callable[[], object], float]]:
     return found
 
 
-def measure(row: Row, rounds: int) -> dict[str, object]:
+def measure(row: Row, rounds: int, clock: Callable[[], float]) -> dict[str, object]:
     """Return the seconds of each case in every round, what failed, and the share of the CPUs that others used."""
     calls, failed = {}, {}
     for name, make in row.cases.items():
@@ -53,7 +53,7 @@ def measure(row: Row, rounds: int) -> dict[str, object]:
     bounds = limits() if row.flops else {}
     calls |= {name: call for name, (call, _) in bounds.items()}
     before, started = _cpu_seconds(), time.perf_counter()
-    samples = time_rounds(calls, rounds, warmup=1, shortest=row.shortest)
+    samples = time_rounds(calls, rounds, warmup=1, clock=clock, shortest=row.shortest)
     passed, used = time.perf_counter() - started, [now - then for now, then in zip(_cpu_seconds(), before, strict=True)]
     for name, (_, operations) in bounds.items():
         samples[name] = [seconds * row.flops / operations for seconds in samples[name]]
@@ -72,10 +72,11 @@ def main() -> None:
     """Measure the row that is named."""
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if sys.argv[3] == "cpu" else 2)
+    clock = time.process_time if sys.argv[3] == "cpu" else time.perf_counter
     row = dict(all_rows())[sys.argv[1]]()
     with contextlib.redirect_stdout(sys.stderr):
-        found = measure(row, int(sys.argv[2]))
+        found = measure(row, int(sys.argv[2]), clock)
     print(json.dumps(found))
 
 

@@ -24,7 +24,7 @@ own environment. {machine}
 - *Neighbour* is the fastest other package in the row; *loop* calls four plain networks one after the other.
 - *Limit* is the time of the operations of all networks at the rate of large matrix products or convolutions on this
   machine, whichever is faster. No method that computes all of four networks can be below it.
-- *Others* is how many cores other processes used meanwhile, at most.
+- *Others* is how many cores other processes used meanwhile, at most. {clock}
 - A step is forward, cross-entropy, backward and SGD with momentum. Batch sizes: 128 (MLP, CNN), 64 (WideResNet, ViT).
   The MLP is 784-256-256-10; the CNN has three convolutions of 32, 64 and 128 channels with batch norm.
 
@@ -111,7 +111,9 @@ def write_page(record: Mapping[str, Any]) -> None:
         f"{dates[0]} to {dates[-1]}, {about['cores']} cores of {about['processor']}, bf16: {about['bf16']};\n"
         f"{versions} ([all figures](../results/versus.json))."
     )
-    parts = [INTRODUCTION.format(machine=machine, rounds=record["rounds"], processes=record["processes"])]
+    clocks = sorted({row["clock"] for row in record["rows"].values()})
+    clock = f"The clock: {' or '.join(clocks)}."
+    parts = [INTRODUCTION.format(machine=machine, clock=clock, rounds=record["rounds"], processes=record["processes"])]
     parts.append("![Time of enfold relative to the fastest other package](../results/versus.svg)\n\n")
     parts.append(
         "## Installation\n\nBeside torch and numpy; CPU seconds of the import, median and quartiles of 7 processes.\n\n"

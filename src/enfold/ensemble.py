@@ -16,6 +16,7 @@ from enfold.engines.inputs import from_arrays, in_type_of
 from enfold.engines.modes import ensure_eval_mode
 from enfold.engines.outputs import require_classes, set_output
 from enfold.engines.parameters import Decay, decay_groups
+from enfold.engines.precision import Precision, autocast, require_precision
 from enfold.engines.runner import MemberView, Runner
 from enfold.engines.skeleton import State
 from enfold.errors import EnfoldError
@@ -86,6 +87,8 @@ class Ensemble(Runner):
     """
 
     notice: str = ""  # a remark about the members for tables and reports
+    precision: str = "float32"
+    """The precision of the forward pass in eval mode; see `set_precision`."""
     task: Task | None = None
     """The task; `fit` sets it, and `predict` uses it. None: unknown, outputs are read as logits of classes."""
 
@@ -100,6 +103,32 @@ class Ensemble(Runner):
         self._member_weights: Weights = None
 
     # Prediction
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call `forward`, in eval mode in the precision that `set_precision` set."""
+        if self.precision == "float32" or self.training:
+            return super().__call__(*args, **kwargs)
+        device = next((tensor.device for tensor in self.state_tensors()), torch.device("cpu"))
+        with autocast(self.precision, device):
+            return super().__call__(*args, **kwargs).float()
+
+    def set_precision(self, precision: Precision) -> Self:
+        """Set the precision of the forward pass in eval mode; that of a training is `fit`'s argument.
+
+        It counts in `predict`, evaluation and as a teacher. Parameters stay in float32, and outputs are float32. It is
+        not saved with the ensemble.
+
+        Args:
+            precision: "float32", or mixed precision by autocast with "bf16" or "fp16".
+
+        Returns:
+            The ensemble.
+
+        Raises:
+            EnfoldError: If there is no such precision.
+        """
+        self.precision = require_precision(precision)
+        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the outputs of every member for the same inputs: (B, ...) -> (M, B, ...).

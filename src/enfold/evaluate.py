@@ -17,6 +17,7 @@ from enfold.data.unpack import Unpack
 from enfold.display import html_table
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode, without_gradients
+from enfold.engines.precision import Precision, autocast
 from enfold.engines.runner import MemberView, network_logits
 from enfold.ensemble import Ensemble, called_network, with_member_weights
 from enfold.errors import EnfoldError
@@ -46,6 +47,7 @@ def predict(
     *,
     task: TaskLike = None,
     unpack: Unpack | None = None,
+    precision: Precision = "float32",
 ) -> Any:
     """Return the predictions of every member for every example, in eval mode.
 
@@ -56,11 +58,13 @@ def predict(
         batch_size: Examples per forward pass, where `examples` is not a loader; about 1,000 are fastest.
         task: What the outputs mean; None for the task that the model was trained for, or to infer it.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
+        precision: The precision of the forward passes: "float32", "bf16" or "fp16".
 
     Returns:
         The input of the metrics of the task: `metrics.Predictions` for classes.
     """
-    with without_gradients(model):
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    with without_gradients(model), autocast(precision, device):
         return _predict(model, examples, batch_size, task, unpack)
 
 
@@ -192,6 +196,7 @@ def evaluate(
     theory: bool = False,
     task: TaskLike = None,
     unpack: Unpack | None = None,
+    precision: Precision = "float32",
 ) -> Row:
     """Score a model on test examples.
 
@@ -206,6 +211,7 @@ def evaluate(
         task: What the outputs mean; None for the task that the model or the reference was trained for, or to infer it.
             A reference that was trained for a task has that one.
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
+        precision: The precision of the forward passes, also of the reference: "float32", "bf16" or "fp16".
 
     Returns:
         All scores, and the fraction of the ensemble's gain in the criterion that the model recovers.
@@ -216,13 +222,14 @@ def evaluate(
     if task is None and task_of(model) is None:
         taught = task_of(reference)
         task = None if taught is None else StudentTask(teacher=taught)
-    own = predict(model, data.test, task=task)
-    validation = predict(model, data.val, task=task) if has_examples(data.val) else None
+    own = predict(model, data.test, task=task, precision=precision)
+    validation = predict(model, data.val, task=task, precision=precision) if has_examples(data.val) else None
     scores = score(own, validation) | (theory_scores(own) if theory else {})
     gain = None
     if reference is not None:
         known = task_of(reference)
-        gain = _gain(scores, predict(reference, data.test, task=task if known is None else known), own.criterion)
+        theirs = predict(reference, data.test, task=task if known is None else known, precision=precision)
+        gain = _gain(scores, theirs, own.criterion)
     return Row(name or type(model).__name__, scores, gain, own.headline)
 
 

@@ -121,7 +121,9 @@ def test_a_failed_step_may_be_corrected(enfold, mine, recipe_file, tmp_path):
     content = yaml.safe_load(recipe_file.read_text())
     recipe_file.write_text(yaml.safe_dump({**content, "steps": ["mine.py:fails"]}))
     out = tmp_path / "out"
-    assert enfold("run", recipe_file, out, "--trust-code").code == 1
+    failed = enfold("run", recipe_file, out, "--trust-code")
+    assert failed.code == 1
+    assert f"enfold drop {out} fails" in failed.err
     mine.write_text(MINE.replace("return [][3]", "return models.member(0)"))
     done = enfold("run", recipe_file, out, "--trust-code", "--resume")
     assert done.code == 0, done.err

@@ -37,7 +37,9 @@ NAMES = [
     "latentbe-interpolating",
     "mixture-cifar",
     "mixture-diversity",
+    "mixture-members",
     "permavg-analyses",
+    "permavg-sizes",
     "permavg-table",
 ]
 
@@ -107,7 +109,7 @@ def test_published_values_and_settings() -> None:
 
 
 def test_a_paper_consists_of_its_tables() -> None:
-    assert resolve_names("permavg") == ["permavg-analyses", "permavg-table"]
+    assert resolve_names("permavg") == ["permavg-analyses", "permavg-sizes", "permavg-table"]
     assert resolve_names("landscape") == ["landscape"]
     assert resolve_names("mixture-cifar") == ["mixture-cifar"]
     with pytest.raises(EnfoldError, match="did you mean 'mixture'"):

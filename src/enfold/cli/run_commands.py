@@ -33,7 +33,7 @@ from enfold.cli.options import (
     print_json,
     say,
 )
-from enfold.cli.output import draw, report, show_members, show_theory
+from enfold.cli.output import draw, report, show_members, show_theory, show_unfinished
 from enfold.errors import EnfoldError
 
 if TYPE_CHECKING:
@@ -420,7 +420,11 @@ def _run(
             say(f"enfold: the run was started with other {changed}", stderr=True)
             opened.log("resumed", changed=changed)
         make_cells(opened, device, parallel)
-        _execute(opened, recipe, device, as_json, train_only)
+        try:
+            _execute(opened, recipe, device, as_json, train_only)
+        except EnfoldError:
+            show_unfinished(opened)
+            raise
 
 
 def _execute(opened: RunDirectory, recipe: Recipe, device: str, as_json: bool, train_only: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from enfold.arguments import checked
+from enfold.engines.precision import PRECISIONS, Precision
 from enfold.errors import EnfoldError, closest
 from enfold.tasks import Inferred, Task, TaskName, as_task
 
@@ -22,8 +23,6 @@ NonNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 PerMember = float | tuple[float, ...]
-
-PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @checked
@@ -108,7 +107,7 @@ class TrainConfig:
     select: Literal["best", "calibrated", "last"] = "best"
     ema: BelowOne | None = None
     patience: Annotated[int, Field(ge=1)] | None = None
-    precision: Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"] = "float32"
+    precision: Precision = "float32"
     compile: bool = False
     task: TaskName | Task | None = None
     device: str = "cpu"

@@ -19,6 +19,7 @@ from enfold.data.convert import has_targets
 from enfold.data.dataset import Split, has_examples
 from enfold.engines.inputs import refuse_shape
 from enfold.engines.modes import is_sharded
+from enfold.engines.precision import autocast
 from enfold.ensemble import Ensemble, set_model_task
 from enfold.errors import EnfoldError, NonFiniteLoss
 from enfold.evaluate import predict
@@ -309,7 +310,7 @@ class Fit:
                     self.model,
                     batch,
                     self.objective,
-                    _precision(self.config),
+                    autocast(self.config.precision, self.config.device),
                     self.scaler,
                     noise,
                     context,
@@ -420,12 +421,6 @@ def _mean(losses: list[torch.Tensor], sizes: list[int]) -> list[float]:
     weights = torch.tensor(sizes, dtype=torch.float64)
     mean: list[float] = (weights @ torch.stack(losses).cpu().double() / weights.sum()).tolist()
     return mean
-
-
-def _precision(config: TrainConfig) -> torch.autocast | nullcontext[None]:
-    if config.precision == "float32":
-        return nullcontext()
-    return torch.autocast(torch.device(config.device).type, dtype=getattr(torch, config.precision))
 
 
 @contextmanager
