@@ -210,6 +210,17 @@ def test_a_student_learns_the_targets_of_the_teacher(alpha, tmp_path):
     assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
 
 
+def test_a_student_needs_no_labels(tmp_path):
+    teacher = DeepEnsemble(FACTORY, 2)
+    fit(teacher, make_loader(TRAIN, 16, columns=["input_ids"]), epochs=1, lr=1e-2, quiet=True)
+    start = FACTORY()
+    students = [copy.deepcopy(start) for _ in range(2)]
+    for student, rows in zip(students, (TRAIN, TRAIN.remove_columns("label")), strict=True):
+        DistillTrainer(student, arguments(tmp_path), teacher=teacher, train_dataset=rows).train()
+    assert distance(*students) == 0
+    assert distance(students[0], start) > 1e-3
+
+
 def test_a_student_is_saved_as_a_model_of_transformers(tmp_path):
     teacher = DeepEnsemble(FACTORY, 2)
     trainer = DistillTrainer(FACTORY(), arguments(tmp_path), teacher=teacher, train_dataset=TRAIN, eval_dataset=VAL)
