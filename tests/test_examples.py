@@ -117,6 +117,7 @@ def in_double():
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_double")
 def test_a_token_classifier_trains_as_in_plain_pytorch():
     example = load_example("tokens")
@@ -133,6 +134,7 @@ def test_a_token_classifier_trains_as_in_plain_pytorch():
     require_plain_training(make, batches, lambda network, batch: network(**batch).loss)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_double")
 def test_a_unet_trains_as_in_plain_pytorch():
     example = load_example("segmentation")

@@ -68,6 +68,7 @@ def _artist(figure: Any, gid: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summary", [_summary(FEW), _crowd(), _crowd(dear=30.0)], ids=["3", "20", "20 log"])
 def test_labels_do_not_overlap(summary: dict[str, Any]) -> None:
     figure = draw(read_points(summary))

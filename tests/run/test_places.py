@@ -88,6 +88,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(part)[1:] for part in text.replace("\n", "  ").split("  ") if part.startswith("enfold ")]
 
 
+@pytest.mark.slow
 def test_printed_commands_can_be_run(enfold, project, interrupted):
     done = enfold("train", "my runs/a", "--data", "mine.npz", "--network", "mine.py:mlp", "--members", 2, *FAST)
     fold, share = commands(done.out)
