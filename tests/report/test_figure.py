@@ -117,6 +117,7 @@ def test_each_kind_has_its_colour_and_its_shape() -> None:
     assert len({colour for colour, _ in looks.values()}) == len({shape for _, shape in looks.values()}) == 5
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend == ["mean member", "ensemble", "efficient ensemble", "distilled or merged", "control"]
+    assert figure.axes[0].get_legend().get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_the_legend_lists_present_kinds_only() -> None:
