@@ -1,6 +1,6 @@
 """What bf16 costs in quality: NLL of 4 members trained on 3,000 images, in float32 and bf16.
 
-A CNN of three convolutions with batch norm on fashion-mini; three seeds; the difference of the precisions beside that of the seeds.
+A CNN with batch norm on fashion-mini; the difference of the precisions beside that of three seeds.
 Writes results/bench-precision.json after each seed, and continues from it.
 """
 
@@ -37,6 +37,7 @@ def small_cnn() -> nn.Module:
 def scores(seed: int) -> dict[str, dict[str, float]]:
     """Return test scores of members trained in either precision and evaluated in either."""
     data = load("fashion-mini")
+    assert isinstance(data.train, Split)
     data = dataclasses.replace(data, train=Split(data.train.inputs[:IMAGES], data.train.targets[:IMAGES]))
     found = {}
     for trained in ("float32", "bf16"):
