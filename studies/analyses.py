@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,24 @@ def draw_analysis(name: str, seed_run: SeedRun, results: Tree) -> list[Path]:
 
 
 def _alignment(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:
-    """Run the analysis; `epochs` and `change` are options of permAVG, all others of the analysis."""
+    """Run the analysis; `epochs` and `change` are options of permAVG, all others of the analysis.
+
+    With `sizes`, it is run for the first members of each number, below which its results are; the sweep for the first
+    number only.
+    """
     from enfold.run import alignment
 
-    own = {key: settings.pop(key, None) for key in ("epochs", "change")}
+    own = {key: settings.pop(key, None) for key in ("epochs", "change", "sizes")}
     changes = [f"{key}={value}" for key, value in (own["change"] or {}).items()]
     options = alignment.permutation_options(seed_run, 1.0, own["epochs"], changes)
-    return alignment.study(seed_run, folder, alignment.AlignmentOptions(**settings), options)
+    if own["sizes"] is None:
+        return alignment.study(seed_run, folder, alignment.AlignmentOptions(**settings), options)
+    found, chosen = {}, alignment.AlignmentOptions(**settings)
+    for size in own["sizes"]:
+        parts = tuple(part for part in chosen.only if part != "sweep" or size == own["sizes"][0])
+        now = replace(chosen, members=size, only=parts)
+        found[str(size)] = alignment.study(seed_run, folder / str(size), now, options)
+    return found
 
 
 def _landscape(seed_run: SeedRun, folder: Path, settings: dict[str, Any]) -> Tree:

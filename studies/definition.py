@@ -73,6 +73,8 @@ class Definition(Claims):
     runs: dict[str, RunSpec] = Field(min_length=1)
     scales: dict[ScaleName, Scale]
     analysis: Analysis | None = None
+    metrics: tuple[str, ...] = ()  # columns beside those of claims and published values
+    cost: bool = False  # whether a row has its parameters, operations and latency, relative to one network
 
 
 def _files() -> dict[str, Path]:

@@ -1,6 +1,7 @@
 """Evidence: the numbers that runs have stored for a row of a table, one value for each seed.
 
-A row is named by the label of a model in the run, "mean member", "mean member of LABEL" or "ensemble of K". With
+A row is named by the label of a model in the run, "mean member", "mean member of LABEL", "best member", "best member of
+LABEL" (the best on test data) or "ensemble of K". With
 " weighted by KIND", its members have the weights of `fit_weights`, and with " + temperature" at the end, its outputs
 are divided by the temperature, both fitted on validation data. With several runs the name is "RUN/LABEL". A number from
 an analysis is "RUN/ANALYSIS/KEY/KEY/...", such as fashion/alignment/rows/0.
@@ -19,15 +20,18 @@ from typing import Any, cast, get_args
 import torch
 
 from enfold.errors import EnfoldError
+from enfold.metrics import accuracy
 from enfold.metrics.averaging import Averaging, averaging_weights
 from enfold.metrics.bootstrap import metric_value
 from enfold.metrics.predictions import Predictions
+from enfold.metrics.scores import per_member
 from enfold.metrics.temperature import apply_temperature, fit_temperature
 from enfold.run.seed_run import SeedRun
 
 SCALED = " + temperature"
 WEIGHTED = " weighted by "
 MEAN_MEMBER = "mean member"  # of the run's own members; "mean member of LABEL" is that of an efficient ensemble
+BEST_MEMBER = "best member"
 CALIBRATED = {f"c{name}": name for name in ("nll", "ece", "brier")}  # at the temperature fitted on validation data
 CORRUPTED = {f"corrupted {name}": name for name in ("accuracy", "nll", "ece")}  # mean over kinds and severities
 FIRST_MEMBERS = re.compile(r"ensemble of (\d+)")
@@ -53,6 +57,7 @@ class RowName:
     path: tuple[str, ...] = ()
     scaled: bool = False  # by the temperature fitted on validation data
     weights: Averaging | None = None  # of the members, fitted on validation data
+    of_best_member: bool = False  # the most accurate on test data
 
     @classmethod
     def parse(cls, label: str) -> RowName:
@@ -63,13 +68,13 @@ class RowName:
         label, _, kind = words[0].removesuffix(SCALED).partition(WEIGHTED)
         if kind and kind not in get_args(Averaging):
             raise EnfoldError(f"a row is weighted by one of {', '.join(get_args(Averaging))}, got '{kind}': change it")
-        file, prefix = label, f"{MEAN_MEMBER} of "
-        of_mean_member = file == MEAN_MEMBER or file.startswith(prefix)
-        file = "ensemble" if file == MEAN_MEMBER else file.removeprefix(prefix)
+        file, of_mean_member = _remove_prefix(label, MEAN_MEMBER)
+        file, of_best_member = _remove_prefix(file, BEST_MEMBER)
         first = FIRST_MEMBERS.fullmatch(file)
         number, scaled = int(first[1]) if first else None, words[0].endswith(SCALED)
         file = "ensemble" if first else file
-        return cls(run, file, number, of_mean_member, scaled=scaled, weights=cast(Averaging, kind) if kind else None)
+        weights = cast(Averaging, kind) if kind else None
+        return cls(run, file, number, of_mean_member, (), scaled, weights, of_best_member)
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class Evidence:
         name = RowName.parse(label)
         if name.run not in self._runs:
             return None
-        if (name.scaled or name.weights) and metric in CORRUPTED:
+        if (name.scaled or name.weights or name.of_best_member) and metric in CORRUPTED:
             return None  # predictions for corrupted images are not stored
         if name.path or metric in CORRUPTED:
             found = {seed: _look_up(tree, name.path) for seed, tree in self._trees(name, metric).items()}
@@ -134,6 +139,18 @@ class Evidence:
         base = CALIBRATED.get(metric, metric)
         values = [metric_value(base, each, of_mean_member=name.of_mean_member) for each in predictions]
         return Row(values, seeds, predictions, name.of_mean_member)
+
+    def cost(self, label: str) -> dict[str, Any] | None:
+        """Return the cost of a row's model relative to one network, which is measured for the first seed."""
+        name = RowName.parse(label)
+        (first, *_) = self._runs.get(name.run, (None,))
+        if first is None or name.path or not (first.run.path / "results.json").is_file():
+            return None
+        one = name.of_mean_member or name.of_best_member
+        label = MEAN_MEMBER if one and name.file == "ensemble" else name.file
+        label = label if name.first is None else f"ensemble of {name.first}"
+        found = first.run.read_json("results.json")["rows"].get(label, {}).get("cost")
+        return None if found is None else dict(found["ratios"])
 
     def _is_enough(self, name: RowName, found: Collection[int]) -> bool:
         return bool(found) and (self._partial or len(found) == len(self._seed_runs(name)))
@@ -169,6 +186,9 @@ class Evidence:
                 continue
             if name.first is not None:
                 splits = {split: each.subset(range(name.first)) for split, each in splits.items()}
+            if name.of_best_member:
+                best = int(per_member(accuracy, splits["test"]).argmax())
+                splits = {split: each.member(best) for split, each in splits.items()}
             if name.weights is not None:
                 weights = averaging_weights(splits["validation"], name.weights)
                 splits = {split: replace(each, weights=weights) for split, each in splits.items()}
@@ -177,6 +197,12 @@ class Evidence:
             else:
                 found[each.seed] = splits["test"]
         return found
+
+
+def _remove_prefix(label: str, which: str) -> tuple[str, bool]:
+    """Return the label that "WHICH of LABEL" is about, "ensemble" for WHICH alone, and whether it has this form."""
+    found = label == which or label.startswith(f"{which} of ")
+    return ("ensemble" if label == which else label.removeprefix(f"{which} of ")), found
 
 
 def _look_up(tree: Any, path: Sequence[str]) -> float | None:

@@ -3,6 +3,8 @@
 A page in docs/ or studies/ marks where a table belongs:
 
 <!-- overview studies -->             all tables and figures with the number of claims by verdict
+<!-- gains settings -->               the gain that one network recovers, in all settings
+<!-- claims regimes -->               the papers' claims by verdict, each in its paper's regime
 <!-- items items -->                  all items of the five works with their results
 <!-- results permavg-table -->        a study: notes, rows beside the published values, claims
 <!-- rows cifar10-ensembles -->       the models of a run
@@ -25,18 +27,25 @@ from enfold.errors import EnfoldError
 from studies.choices import choices_table
 from studies.compress.tables import compress_table, recovered_table
 from studies.coverage import coverage_table
-from studies.definition import results_file, stored_names
+from studies.definition import load_definition, results_file, stored_names
 from studies.finetuned.merges import finetuned_table
 from studies.gains import gain_cells, gain_columns
 from studies.items import items_table
 from studies.markdown import METRICS, Content, format_metric, format_spread, make_table, metric_format
 from studies.measured import clipping_table, merging_table, speed_table, third_party_table
+from studies.north_star import count_judged, gain_table
 from studies.ood.severity import severity_table
 from studies.permavg import grid
 from studies.rows import COLUMNS, OOD_COLUMNS, OOD_SCORES, OOD_TITLES, RUN_TITLES, TITLES, Column
 from studies.tables import MARKS, count_published, count_seeds, count_verdicts, list_notes
 
 ROOT = Path(__file__).parent.parent
+COSTS: dict[str, Callable[[Content], float]] = {  # relative to one network
+    "parameters (x)": lambda ratios: float(ratios["parameters"]),
+    "operations (x)": lambda ratios: float(ratios["flops"]),
+    "time, batch 128 (x)": lambda ratios: float(ratios["latency"]["128"]),
+}
+NOT_INTERPOLATING = {"distillation", "ensembles"}  # recipes
 MARK = re.compile(r"(<!-- (\w+) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -123,17 +132,23 @@ def study_rows(content: Content) -> str:
     """Return a column for each metric of the models, then one line for each number of an analysis."""
     models = [row for row in content["rows"] if row["label"].count("/") < 2]
     metrics = list(dict.fromkeys(metric for row in models for metric in row["metrics"]))
-    more = gain_columns(models)
-    lines = [["ours (published)", *(metric_format(metric)[0] for metric in metrics), *more]]
+    more, costs = gain_columns(models), list(COSTS) if any(row.get("cost") for row in models) else []
+    lines = [["ours (published)", *(metric_format(metric)[0] for metric in metrics), *more, *costs]]
     for row in models:
         texts = (format_metric(row["metrics"].get(metric), metric) for metric in metrics)
-        lines.append([_title(row), *texts, *gain_cells(row, more)])
+        lines.append([_title(row), *texts, *gain_cells(row, more), *_cost_cells(row, costs)])
     numbers = [["analysis", "metric", "ours (published)"]]
     for row in content["rows"]:
         if row not in models:
             values = row["metrics"].items()
             numbers += [[row["row"], metric_format(key)[0], format_metric(value, key)] for key, value in values]
     return "\n".join(make_table(each) for each in (lines, numbers) if len(each) > 1)
+
+
+def _cost_cells(row: Content, columns: list[str]) -> list[str]:
+    """Return the cost of a row's model relative to one network."""
+    found = row.get("cost") or {}
+    return ["-" if not found else f"{COSTS[column](found):.2f}" for column in columns]
 
 
 def _title(row: Content) -> str:
@@ -159,6 +174,36 @@ def overview(contents: Sequence[Content]) -> str:
             seeds = sorted({count_seeds(row) for row in content["rows"]} - {0})
         lines.append([*texts, " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))), *counts, link])
     return make_table(lines, left=4)
+
+
+def north_star(root: Path = ROOT) -> str:
+    """Return the gain that one network recovers in all settings."""
+    names = sorted(path.stem for path in root.glob("studies/compress/results/compress-*.json"))
+    records = {name: load_record(name, root) for name in stored_names()}
+    return gain_table(
+        {name: load_record(name, root) for name in names}, {n: r for n, r in records.items() if r.get("regime")}
+    )
+
+
+def judged_table(contents: Sequence[Content]) -> str:
+    """Return the papers' claims by verdict, first of the tables with members as published, then of the others."""
+    lines = [["table", *MARKS, "held, of those judged (%)"]]
+    for title, small in (("members as published", False), ("small networks, not interpolating", True)):
+        chosen = [each for each in contents if _is_small(each["name"]) is small]
+        counts = [count_judged(each) for each in chosen]
+        lines += [_judged(each["name"], count) for each, count in zip(chosen, counts, strict=True)]
+        lines.append(_judged(f"**{title}**", {verdict: sum(each[verdict] for each in counts) for verdict in MARKS}))
+    return make_table(lines)
+
+
+def _is_small(name: str) -> bool:
+    """Return whether a table is of networks that do not fit their training images."""
+    return {spec.recipe for spec in load_definition(name).runs.values()} <= NOT_INTERPOLATING
+
+
+def _judged(name: str, count: Mapping[str, int]) -> list[str]:
+    judged = count["held"] + count["not held"]
+    return [name, *(str(count[verdict]) for verdict in MARKS), f"{100 * count['held'] / judged:.0f}" if judged else "-"]
 
 
 def _data(data: Content) -> str:
@@ -205,6 +250,10 @@ def fill_page(page: str, root: Path = ROOT) -> str:
         opening, kind, name, closing = match.groups()
         if kind == "overview":
             table = overview([load_record(each, root) for each in stored_names()])
+        elif kind == "gains":
+            table = north_star(root)
+        elif kind == "claims":
+            table = judged_table([load_record(each, root) for each in stored_names()])
         elif kind == "items":
             table = items_table()
         elif kind == "rows":

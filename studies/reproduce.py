@@ -271,7 +271,10 @@ def _describe(run: RunDirectory, recipe: Recipe, out: Path) -> dict[str, Any]:
 def _rows(definition: Definition, recipes: Mapping[str, Recipe], evidence: Evidence) -> list[dict[str, Any]]:
     """Return every published or computed row, with both values for each metric."""
     of_models = (claim.metric for claim in definition.claims if not RowName.parse(definition.label(claim.first)).path)
-    metrics = list(dict.fromkeys((*(key for values in definition.published.values() for key in values), *of_models)))
+    published = (
+        key for row, values in definition.published.items() if not _is_number(definition, row) for key in values
+    )
+    metrics = list(dict.fromkeys((*definition.metrics, *published, *of_models)))
     named = (*definition.rows, *definition.published, *claimed_rows(definition))
     rows = []
     for row in dict.fromkeys((*named, *_other_rows(definition, recipes))):
@@ -284,9 +287,18 @@ def _rows(definition: Definition, recipes: Mapping[str, Recipe], evidence: Evide
         }
         if any(each["published"] is not None or each["ours"] is not None for each in values.values()):
             label = definition.label(row)
-            about = {"run": name.run, "row": row, "label": label, "metrics": values}
-            rows.append({**about, "gain": gains(evidence, label)} if definition.regime else about)
+            about: dict[str, Any] = {"run": name.run, "row": row, "label": label, "metrics": values}
+            if definition.regime:
+                about["gain"] = gains(evidence, label)
+            if definition.cost:
+                about["cost"] = evidence.cost(label)
+            rows.append(about)
     return rows
+
+
+def _is_number(definition: Definition, row: str) -> bool:
+    """Return whether a row is a number of an analysis, and not a model."""
+    return bool(RowName.parse(definition.label(row)).path)
 
 
 def _ours(evidence: Evidence, label: str, metric: str) -> dict[str, Any] | None:

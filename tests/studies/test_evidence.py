@@ -55,6 +55,8 @@ def test_rows_of_runs_of_some_members_and_of_analyses(evidence: Evidence) -> Non
     assert one.values == pytest.approx(
         [mean_member(accuracy, predict_at(seed, 0.5).subset(range(3))) for seed in (0, 1)]
     )
+    best = evidence.row("bad/best member of ensemble", "accuracy").values
+    assert best == [max(accuracy(predict_at(seed, 0.5).member(index)) for index in range(4)) for seed in (0, 1)]
     assert evidence.row("good/ensemble of 5", "accuracy") is None, "there are 4 members"
     assert evidence.row("nowhere/ensemble", "accuracy") is None
     for place, value in (("lines/curve/middle", 0.1), ("lines/curve/ends", 0.7), ("lines/curve/max", 0.9)):

@@ -9,7 +9,7 @@ from enfold.errors import EnfoldError
 from studies.check import CHECKS
 from studies.join_records import join_records
 from studies.measured import merging_table
-from studies.pages import fill_page, format_value, overview
+from studies.pages import fill_page, format_value, overview, study_rows
 from studies.permavg.grid import scaling_table
 from studies.rows import QUALITY, Column
 
@@ -93,6 +93,18 @@ def test_reproduced_values_are_beside_published_values(tmp_path):
         assert line in page, line
     assert "old" not in page
     assert fill_page(page, tmp_path) == page
+
+
+def test_costs_are_columns_of_a_table_that_has_them():
+    cost = {"parameters": 1.5, "flops": 4.0, "latency": {"1": 2.0, "128": 3.25}}
+    rows = [
+        {**row("kd", "KD", nll=both(None, 0.5)), "cost": cost},
+        {**row("be", "BE", nll=both(None, 0.4)), "cost": None},
+    ]
+    heads, _, kd, be = study_rows({"rows": rows}).splitlines()
+    assert heads == "| ours (published) | NLL | parameters (x) | operations (x) | time, batch 128 (x) |"
+    assert kd == "| KD | 0.500 ± 0.010 | 1.50 | 4.00 | 3.25 |"
+    assert be.endswith("| - | - | - |")
 
 
 def test_the_overview_counts_claims_by_verdict():

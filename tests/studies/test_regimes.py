@@ -10,6 +10,8 @@ from enfold.errors import EnfoldError
 from studies.definition import load_definition, make_recipes
 from studies.evidence import Evidence, Row, RowName
 from studies.gains import gain_cells, gain_columns, gains
+from studies.north_star import count_judged, gain_table
+from studies.pages import judged_table
 from studies.tables import list_notes
 
 TABLES = {"latentbe-interpolating": "latentbe-cifar10", "distill-interpolating": "distill-cifar10"}
@@ -104,6 +106,7 @@ def test_an_unknown_base_is_refused(tmp_path, monkeypatch):
         load_definition.__wrapped__("odd")
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_evaluated_with_the_seeds_that_have_it(studies, tmp_path):
     words = ("latentbe-interpolating", "--out", tmp_path, "--scale", "smoke", "--set", "train.epochs=1")
     seeds = ("--set", "seeds=[0,1]")
@@ -112,3 +115,37 @@ def test_what_is_stored_is_evaluated_with_the_seeds_that_have_it(studies, tmp_pa
     content = json.loads((tmp_path / "latentbe-interpolating.json").read_text())
     assert content["verdicts"]["not run"] == len(content["claims"])
     assert content["training_accuracy"] == {"cifar10": []}
+
+
+def test_the_single_network_with_the_largest_gain_is_beside_its_controls():
+    def spread(nll: float, cnll: float) -> dict[str, dict[str, float]]:
+        return {"gain nll": {"mean": nll}, "gain cnll": {"mean": cnll}}
+
+    rows = {
+        "mean member": (0.0, 0.0), "member + temperature": (0.8, 0.0), "ensemble": (1.0, 1.0),
+        "control": (-0.5, 0.2), "cutmix": (1.1, 0.9), "mixup": (1.2, 0.7), "one seed": (2.0, 2.0),
+    }  # fmt: skip
+    record = {
+        "title": "A setting",
+        "rows": {
+            label: {"seeds": [0] if label == "one seed" else [0, 1], "last": spread(*each), "best": spread(*each)}
+            for label, each in rows.items()
+        },
+    }
+    line = gain_table({"compress-x": record}, {}).splitlines()[2]
+    assert line.endswith("| 2 | cutmix | 110 (90) | -50 (20) | -50 (20) | 80 (0) |")
+
+
+def test_only_claims_of_the_paper_count():
+    sources = ("table 1", "a control, not in the paper", "an identity, not an experiment")
+    record = {"claims": [{"source": source, "verdict": "held"} for source in sources]}
+    assert count_judged(record) == {"held": 1, "not held": 0, "within noise": 0, "not run": 0}
+
+
+def test_tables_are_separated_by_their_regime():
+    def stored(name: str, *verdicts: str) -> dict[str, object]:
+        return {"name": name, "claims": [{"source": "t", "verdict": each} for each in verdicts]}
+
+    page = judged_table([stored("latentbe-cifar10", "not held"), stored("latentbe-interpolating", "held", "held")])
+    assert "| **members as published** | 2 | 0 | 0 | 0 | 100 |" in page
+    assert "| **small networks, not interpolating** | 0 | 1 | 0 | 0 | 0 |" in page
