@@ -341,6 +341,7 @@ def test_ignored_signals_remain_ignored(enfold):
 HOSTILE = ["[/x]", "[bold red]x", "\x1b]0;title\x07\x1b[2J", "\x9b2J", "a\rb", "\u202eright to left"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 def test_user_text_is_printed_literally(enfold, finished, text):
     """As the name of a run, as a warning that a received run holds, and in what goes wrong."""

@@ -60,6 +60,7 @@ def test_every_published_table_and_figure_exists() -> None:
     assert set(rows["latentbe-cifar100"]["paper"]["data"]) == {"cifar100"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_definitions_name_rows_of_their_recipes(name: str) -> None:
     found = load_definition(name)
