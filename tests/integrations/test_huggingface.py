@@ -184,6 +184,7 @@ def test_an_ensemble_with_its_own_schedule_uses_it(tmp_path):
     assert ensemble(torch.tensor(VAL["input_ids"][:4])).shape == (2, 4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.0, 0.7])
 def test_a_student_learns_the_targets_of_the_teacher(alpha, tmp_path):
     teacher = DeepEnsemble(FACTORY, 3)

@@ -105,6 +105,7 @@ def test_members_depend_on_the_file_of_their_network(enfold, small_data, tmp_pat
     assert (done.code, f"{nets}:make" in done.err, "members" in done.err) == (2, True, True), done.err
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_does_not_go_on_with_other_code(enfold, interrupted, mine, finished):
     words = ["train", finished, f"{mine}:Slow", "--label", "slow", "--trust-code"]
     mine.write_text(MINE.replace("class WrongEnsemble", "class Slow(DeepEnsemble): pass\nclass WrongEnsemble"))
@@ -207,6 +208,7 @@ def test_all_code_is_listed_before_any_of_it_is_imported(enfold, mine, recipe_fi
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_report_does_not_import_a_perturbation(enfold, finished, tmp_path):
     (finished / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     recipe = finished / "recipe.yaml"
