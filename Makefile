@@ -78,6 +78,7 @@ bench: $(READY) ## ratios to one network, in one process
 	$(BIN)/python bench/export.py
 	$(BIN)/python bench/serving.py
 	$(BIN)/python bench/scale.py
+	$(BIN)/python bench/predictions.py
 	$(BIN)/python bench/streams.py
 
 VERSUS := .venv-versus/.ready

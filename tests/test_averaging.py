@@ -28,6 +28,7 @@ def weighted_probs(members: list[nn.Module]) -> torch.Tensor:
         return sum(w * member(X).softmax(-1) for w, member in zip(W, members, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [DeepEnsemble, MixedEnsemble])
 def test_predictions_use_the_weights(kind, tmp_path):
     members = networks()
@@ -105,6 +106,7 @@ def test_efficient_ensembles_have_weights_too(tmp_path):
     assert loaded.set_weights(None).member_weights is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bma", "pseudo-bma", "stacking"])
 def test_fitted_weights_prefer_the_better_member(kind):
     members = networks()
@@ -150,6 +152,7 @@ def test_cached_teachers_have_weights(tmp_path):
     torch.testing.assert_close(found, enfold.distill(DeepEnsemble(members, weights=W), (X, Y), **settings).state_dict())
 
 
+@pytest.mark.slow
 def test_an_exported_ensemble_has_its_weights(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

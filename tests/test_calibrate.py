@@ -171,6 +171,7 @@ def test_the_factor_is_saved_and_loaded(name, tmp_path):
     torch.testing.assert_close(loaded(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_calibrated_network_is_exported(name):
     make, task, x, y = case(name)

@@ -2,8 +2,10 @@
 
 import copy
 import importlib.util
+import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import nn
 
 from enfold import DeepEnsemble, fit
 from enfold.tasks import Regression
+from website import gallery
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PACKAGES = {
@@ -58,6 +61,24 @@ def test_an_example_runs(name, tmp_path):
     assert "ensemble: " in done.stdout
     assert "distilled: " in done.stdout
     assert "Error" not in done.stderr
+    stored = (EXAMPLES / "output" / f"{name}.txt").read_text()
+    assert words(done.stdout) == words(stored), "the page of this example is not up to date: run `make gallery`"
+
+
+def words(text: str) -> list[str]:
+    """Return the words of printed lines, without numbers."""
+    return re.findall(r"[A-Za-z_]{3,}", text)
+
+
+def test_every_example_has_a_stored_output_and_figures_for_its_page():
+    for file in gallery.examples():
+        assert (EXAMPLES / "output" / f"{file.stem}.txt").is_file(), "run `make gallery`"
+        assert gallery.figures(file) or "enfold.evaluate(" not in file.read_text()
+    for notebook in gallery.notebooks():
+        cells = json.loads(notebook.read_text())["cells"]
+        stored = json.loads((EXAMPLES / "output" / f"{notebook.stem}.json").read_text())
+        assert len(stored) == len(cells)
+        assert gallery.figures(notebook)
 
 
 def plain_training(network: nn.Module, batches: list, loss, epochs: int, lr: float) -> nn.Module:
@@ -96,6 +117,7 @@ def in_double():
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_double")
 def test_a_token_classifier_trains_as_in_plain_pytorch():
     example = load_example("tokens")
@@ -112,6 +134,7 @@ def test_a_token_classifier_trains_as_in_plain_pytorch():
     require_plain_training(make, batches, lambda network, batch: network(**batch).loss)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_double")
 def test_a_unet_trains_as_in_plain_pytorch():
     example = load_example("segmentation")

@@ -88,7 +88,9 @@ def record_notebook(name: str) -> None:
             elif "text/html" in data:
                 found += [] if "<progress" in data["text/html"] else [{"html": data["text/html"]}]
             else:
-                found.append({"text": each.get("text", data.get("text/plain", ""))})
+                text = each.get("text", data.get("text/plain", ""))
+                before = found.pop()["text"] if found and "text" in found[-1] else ""
+                found.append({"text": before + text})
         cells.append(found)
     (OUTPUT / f"{name}.json").write_text(json.dumps(cells, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -2,9 +2,10 @@
 
 - Python blocks of a page run in order, in one namespace, in an empty folder. What stands for the reader's own data and
   networks is in `<!-- setup ... -->` comments, which run where they are.
-- Commands of enfold in `sh` blocks are parsed: the command and its options exist.
+- Commands of enfold and of the studies in `sh` blocks are parsed: the command and its options exist.
 - `yaml` blocks are validated as recipes; methods of `mine.py` are those of the Python blocks above.
 - A block below `<!-- not run: REASON -->` is left out; the site shows the reason.
+- Other blocks are `text` or `toml`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/*.md", "docs/guides/*.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "docs/guides/*.md", "studies/**/*.md")
+LANGUAGES = ("python", "sh", "yaml")
+SHOWN = ("text", "toml")
+FENCE = re.compile(r"^ *```(\w+)", re.MULTILINE)
 BLOCK = re.compile(
     r"^<!-- setup\n(?P<setup>.*?)^-->$"
     r"|(?:^<!-- not run: (?P<reason>.*?) -->\n+)?^(?P<indent> *)```(?P<language>python|sh|yaml)\b[^\n]*\n"
@@ -54,9 +60,12 @@ def blocks(text: str) -> Iterator[Block]:
 def run(page: Path) -> str:
     """Run and check the blocks of a page in this process, and return how many there were."""
     module = sys.modules["page"] = ModuleType("page")  # dataclasses look for the module of a class
-    counts = dict.fromkeys(["python", "sh", "yaml", "not run"], 0)
+    counts = dict.fromkeys([*LANGUAGES, "not run"], 0)
+    text = page.read_text(encoding="utf-8")
+    if others := set(FENCE.findall(text)) - {*LANGUAGES, *SHOWN}:
+        raise SystemExit(f"{page}: blocks must be {', '.join([*LANGUAGES, *SHOWN])}, got {', '.join(others)}")
     os.chdir(tempfile.mkdtemp())
-    for block in blocks(page.read_text(encoding="utf-8")):
+    for block in blocks(text):
         if block.reason:
             counts["not run"] += 1
         elif block.language in ("setup", "python"):
@@ -83,6 +92,8 @@ def check_commands(text: str) -> None:
     group = typer.main.get_command(app)
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
+        if words[:2] == ["python", "-m"] and words[2].split(".")[0] == "studies":
+            check_study(words[2], words[3:])
         if words[:1] != ["enfold"] or len(words) < 2 or words[1].startswith("-"):
             continue
         command, rest = group, words[1:]
@@ -90,6 +101,18 @@ def check_commands(text: str) -> None:
             command, rest = command.commands[rest[0]], rest[1:]
         with command.context_class(command, info_name=words[1]) as context:
             command.make_parser(context).parse_args(args=rest)
+
+
+def check_study(module: str, words: list[str]) -> None:
+    """Raise an exception if there is no such module of the studies, or no study of that name."""
+    sys.path.insert(0, str(ROOT))
+    import_module(f"{module}.__main__" if find_spec(module).submodule_search_locations else module)
+    if module == "studies":
+        from studies.__main__ import make_parser
+        from studies.definition import resolve_names
+
+        given = make_parser().parse_args(words)
+        _ = resolve_names(given.name) if given.name else []
 
 
 def check_recipe(text: str) -> None:

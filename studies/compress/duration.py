@@ -2,7 +2,7 @@
 
 python -m studies.compress.duration --output runs/compress
 
-The machine must be idle. Members are those of the study's setting "cnn", seed 0.
+On an idle machine, seconds are those of the processor. Members are those of the study's setting "cnn", seed 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import enfold
 from enfold.io.files import write_json
 from enfold.saving import versions
-from studies.compress.run import Cells, machine
+from studies.compress.run import Cells, Timer, machine
 from studies.compress.tables import METRICS, RESULTS
 
 
@@ -38,13 +38,13 @@ def main() -> None:
     }
     rows = {}
     for name, given in settings.items():
-        started = time.perf_counter()
+        timer = Timer()
         result = enfold.compress(cells.ensemble, cells.data.train, cells.data.val, quiet=True, **given)
-        seconds = time.perf_counter() - started
+        seconds = timer.read()
         test, member, ensemble = cells.scores(result.network)["test"], found["mean member"], found["ensemble"]
         gains = {key: (member[key] - test[key]) / (member[key] - ensemble[key]) for key in METRICS}
-        rows[name] = {"seconds": seconds, "recommendation": result.recommendation, "test": test, "gain": gains}
-        print(f"{name}: {seconds:.0f} s, {gains}\n{result}", flush=True)
+        rows[name] = {**seconds, "recommendation": result.recommendation, "test": test, "gain": gains}
+        print(f"{name}: {seconds}, {gains}\n{result}", flush=True)
     record = {"command": "python -m studies.compress.duration", "seed": 0, "date": time.strftime("%Y-%m-%d")}
     write_json(RESULTS / "duration.json", {**record, "versions": versions(), "machine": machine(), "rows": rows})
 

@@ -81,6 +81,7 @@ ROWS: dict[str, Row] = {
     "control 2x": Row(labels=1.0, length=2),
     "control 4x": Row(labels=1.0, length=4),
     "control 8x": Row(labels=1.0, length=8),
+    "control + cutmix or mixup 2x": Row(labels=1.0, perturb=CutMixMixup(), length=2),
     "control + cutmix or mixup 4x": Row(labels=1.0, perturb=CutMixMixup(), length=4),
     "control + cutmix or mixup 8x": Row(labels=1.0, perturb=CutMixMixup(), length=8),
 }

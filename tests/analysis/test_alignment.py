@@ -158,6 +158,7 @@ def test_softness_is_zero_for_a_permutation_and_one_for_the_uniform_matrix() -> 
     assert found.one_to_one[1] == pytest.approx(1 / d)
 
 
+@pytest.mark.slow
 def test_learned_states_average_to_the_merge_and_are_restored_from_their_matrices() -> None:
     members, data = random_members("deep", 3)
     found = train_alignment(members, data, SHORT)
@@ -268,6 +269,7 @@ def test_permutations_inside_blocks_are_inverted(name: str) -> None:
     torch.testing.assert_close(permute(second, symmetry, wanted), first, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_planted_permutation_is_found_inside_heads() -> None:
     make, shape = NETWORKS["attending"]
     found = recover_planted(DeepEnsemble([drawn(make, 0)]), pixels(shape), SHORT, 0.0).recovered
@@ -291,6 +293,7 @@ def two_sided(count: int) -> Split:
     return Split(torch.eye(4)[labels] * 3 + 0.3 * torch.randn(count, 4, generator=rng), labels)
 
 
+@pytest.mark.slow
 def test_members_of_different_tasks_are_accurate_on_their_own_classes() -> None:
     data = Data(two_sided(256), two_sided(64), two_sided(128), 4, (4,))
     plan = TrainConfig(epochs=8, batch_size=32, lr=0.02)

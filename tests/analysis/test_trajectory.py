@@ -103,6 +103,7 @@ def test_a_map_preserves_distances_in_two_dimensions() -> None:
     torch.testing.assert_close(torch.cdist(places, places), torch.cdist(moved.flatten(1), moved.flatten(1)))
 
 
+@pytest.mark.slow
 def test_tsne_keeps_two_clusters_apart() -> None:
     pytest.importorskip("sklearn")
     rng = torch.Generator().manual_seed(0)

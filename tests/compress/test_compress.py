@@ -132,6 +132,7 @@ def test_an_interrupted_search_continues(members, tmp_path, monkeypatch):
     assert "taken from an earlier search" in again.recommendation
 
 
+@pytest.mark.slow
 def test_a_search_with_a_time_limit_continues_with_its_plan(members, tmp_path):
     given = {**SETTINGS, "epochs": 2, "time": "1 h", "folder": tmp_path}
     first = enfold.compress(members, TRAIN, VAL, **given)
@@ -141,6 +142,7 @@ def test_a_search_with_a_time_limit_continues_with_its_plan(members, tmp_path):
     assert again.chosen.scores == first.chosen.scores
 
 
+@pytest.mark.slow
 def test_time_that_is_left_is_used_for_longer_trainings_and_control(members):
     found = enfold.compress(members, TRAIN, VAL, time="1 h", **{**SETTINGS, "epochs": 2})
     lengths = sorted({trial.epochs for trial in found.trials if trial.epochs > 2})

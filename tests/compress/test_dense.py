@@ -24,6 +24,7 @@ def discs(seed: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, labels
 
 
+@pytest.mark.slow
 def test_segmentation_with_a_unet():
     nets = pytest.importorskip("monai.networks.nets")
 
@@ -44,6 +45,7 @@ def test_segmentation_with_a_unet():
     assert type(found.network).__module__.startswith("monai.")
 
 
+@pytest.mark.slow
 def test_members_that_were_fine_tuned_from_one_network():
     source = torch.Generator().manual_seed(0)
     inputs = torch.randn(1200, 8, generator=source)

@@ -27,6 +27,7 @@ def test_the_table_is_that_of_one_process(members, one, tmp_path, monkeypatch):
     assert table(enfold.compress(members, TRAIN, VAL, executor="serial", folder=tmp_path, **SETTINGS)) == table(one)
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_table(members, one):
     with LocalExecutor(1) as worker:
         assert table(enfold.compress(members, TRAIN, VAL, executor=worker, **SETTINGS)) == table(one)

@@ -164,6 +164,7 @@ def test_with_the_budget_of_all_members_the_ensemble_is_a_candidate(members, tmp
     assert "ensemble of 3" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_less_memory_than_members_gives_an_efficient_ensemble(members, tmp_path):
     given = {**SETTINGS, "epochs": 2, "budget": "3x", "memory": "2.5x", "folder": tmp_path}
     found = enfold.compress(members, TRAIN, VAL, **given)
@@ -189,6 +190,7 @@ def test_the_best_subset_is_chosen_one_after_the_other(members):
 # Longer training
 
 
+@pytest.mark.slow
 def test_members_are_trained_longer_on_request():
     ensemble = enfold.DeepEnsemble(make, 3, seed=0)
     enfold.fit(ensemble, TRAIN, **{**SETTINGS, "lr": 1e-3})

@@ -124,6 +124,7 @@ def test_a_transform_is_applied_to_each_example(stream):
     assert inputs.shape == (8, 1)
 
 
+@pytest.mark.slow
 def test_a_streaming_dataset_of_hugging_face():
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"x": [[1.0], [2.0], [3.0]], "y": [0, 1, 0]}).to_iterable_dataset()

@@ -29,6 +29,7 @@ def test_copies_without_noise_agree_with_the_hinton_head(members, data: Data):
         torch.testing.assert_close(logits, one(data.test.inputs))
 
 
+@pytest.mark.slow
 def test_each_head_approaches_its_own_teacher(members, data: Data):
     plan = PLAN.replace(epochs=30, select="last")
     heads = distill(members, data, loss=Hydra(first_epochs=5), config=plan)

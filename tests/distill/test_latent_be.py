@@ -211,6 +211,7 @@ def test_one_network_of_the_users_class_from_the_latent_members(members, data, s
     assert not network.training
 
 
+@pytest.mark.slow
 @normed
 def test_statistics_are_those_of_training_or_measured_again(members, data):
     """Measured if members have their own, or on request."""
@@ -255,6 +256,7 @@ def test_the_epoch_is_selected_by_the_averaged_network(members, data):
     assert after[4] == pytest.approx(after[3])
 
 
+@pytest.mark.slow
 @plain
 def test_latent_members_diverge_and_the_network_learns(members, data):
     plan = PLAN.replace(epochs=40, batch_size=40, lr=0.05, select="last")

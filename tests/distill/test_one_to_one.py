@@ -124,6 +124,7 @@ def test_any_ensemble_can_learn(members, data, kind):
     assert torch.isfinite(student(data.test.inputs)).all()
 
 
+@pytest.mark.slow
 @plain
 def test_each_student_is_closest_to_its_own_teacher(members, data):
     plan = PLAN.replace(epochs=60, batch_size=40, lr=0.05, select="last")

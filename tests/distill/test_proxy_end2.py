@@ -180,6 +180,7 @@ def test_each_student_has_its_own_loss_and_targets_are_left_as_they_are(directio
         torch.testing.assert_close(together[index : index + 1], alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_student_learns_the_distribution(direction, members, data):
     """The loss falls, the mean comes to be right, and the network is read as what it learned."""

@@ -88,6 +88,7 @@ def test_scipy_finds_no_better_solution(seed, count, dimension, fraction):
     assert ours <= theirs.fun + 1e-9 * np.abs(gram).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "cap"), [(3, 0.6), (4, 0.6), (5, 0.3), (6, 1.0)])
 def test_a_one_class_support_vector_machine_agrees(count, cap):
     """The published solver: ν = 1/(C M), the dual coefficients over M ν."""

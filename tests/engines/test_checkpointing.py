@@ -149,6 +149,7 @@ MERGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MERGES)
 def test_merges_are_those_of_the_network_without_checkpointing(name):
     data = three_clouds(40, 20, 20)

@@ -1,11 +1,13 @@
 """The loop takes images in pieces where that gives the same, and only there."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from enfold.cost import flops
 from enfold.engines.inference import PIECE, Fusion, find_fusions
 from enfold.ensembles.deep_ensemble import DeepEnsemble
 from enfold.networks import ResNet
@@ -181,6 +183,56 @@ def test_every_block_of_a_residual_network_is_fused(images: Tensor) -> None:
     assert len(found) == sum(isinstance(part, nn.BatchNorm2d) for part in members.skeleton.network.modules())
     assert {id(each.convolution) for each in found} <= {id(part) for part in convolutions}
     assert_same(members, images, 1e-4)
+
+
+@torch.no_grad()
+def test_a_single_image_runs_by_stored_kernels(images: Tensor) -> None:
+    members = DeepEnsemble([trained(ResNet(1, 3, depth=8, width=4)) for _ in range(2)], engine="loop").eval()
+    image = images[:1]
+    assert_same(members, image)
+    (fusions,) = members._engine._fusions.values()
+    assert fusions
+    assert all(fusion.is_verified and set(fusion.prepared) == {0, 1} for fusion in fusions)
+    kernels = [fusion.prepared[1].kernel for fusion in fusions]
+    assert_same(members, image)
+    assert all(fusion.prepared[1].kernel is kernel for fusion, kernel in zip(fusions, kernels, strict=True))
+    assert_same(copy.deepcopy(members), image)
+
+
+@torch.no_grad()
+def test_stored_kernels_follow_their_parameters_and_statistics(images: Tensor) -> None:
+    members = DeepEnsemble([trained(Block()) for _ in range(2)], engine="loop").eval()
+    image = images[:1]
+    assert_same(members, image)
+    for tensor in (*members.parameters(), *members.buffers()):
+        if tensor.is_floating_point():
+            tensor.mul_(1.5)
+            assert_same(members, image)
+    for parameter in members.parameters():
+        parameter.data.mul_(2)  # not counted by a version
+    assert_same(members.eval(), image)
+    members.load_state_dict(DeepEnsemble([trained(Block()) for _ in range(2)]).state_dict())
+    assert_same(members, image)
+
+
+@torch.no_grad()
+def test_stored_kernels_only_where_they_give_the_outputs(images: Tensor) -> None:
+    circular = trained(Block())
+    circular.convolution = nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular")
+    for network in (circular, trained(Block()).double()):
+        members = DeepEnsemble([network, trained(copy.deepcopy(network))], engine="loop").eval()
+        image = images[:1].to(next(network.parameters()).dtype)
+        assert_same(members, image)
+        (fusions,) = members._engine._fusions.values()
+        assert not any(fusion.prepared for fusion in fusions)
+
+
+@torch.no_grad()
+def test_operations_are_counted_without_stored_kernels(images: Tensor) -> None:
+    members = DeepEnsemble([trained(Block()) for _ in range(2)], engine="loop").eval()
+    image = images[:1]
+    assert_same(members, image)
+    assert flops(members, image) == 2 * flops(members.member(0), image)
 
 
 def above(network: Block, inputs: Tensor, convolved: Tensor, normalised: Tensor) -> Tensor:

@@ -108,6 +108,7 @@ def test_tabm_draws_the_first_input_vector_only():
     assert all((tensor == 1).all() for name, tensor in fast.items() if name != first)
 
 
+@pytest.mark.slow
 def test_the_published_count():
     assert parameters(BatchEnsemble(WideResNet(28, 10, 10), 4)) == 36_557_548
 

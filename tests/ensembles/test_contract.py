@@ -256,6 +256,7 @@ def test_members_are_the_first_of_more(name, case):
     torch.testing.assert_close(more(inputs)[: len(first)], first, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_training_gives_finite_members(name):
     torch.manual_seed(0)
     inputs = torch.randn(64, 12)

@@ -94,6 +94,7 @@ def within_class_correlation(members: DICE) -> float:
     return float(torch.corrcoef(torch.stack([first, second]))[0, 1].abs())
 
 
+@pytest.mark.slow
 def test_members_share_less_with_more_weight():
     found = []
     for redundancy in (0.0, 3.0):

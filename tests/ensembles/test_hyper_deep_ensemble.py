@@ -120,6 +120,7 @@ def searched(chunk):
     return pool, pool.train("search", SMALL(network()).candidate_settings(PLAN), keep=True)
 
 
+@pytest.mark.slow
 def test_candidates_do_not_depend_on_the_chunk_size():
     complete, separate = searched(5), searched(2)
     assert [each.num_members for each in separate[1]] == [2, 2, 1]
@@ -140,6 +141,7 @@ def test_without_stratification_members_are_the_selected_candidates():
     assert not members.training
 
 
+@pytest.mark.slow
 def test_stratification_trains_selected_settings_again():
     members = fitted(SMALL(network()), DATA, PLAN)
     validation = predict(members, DATA.val)

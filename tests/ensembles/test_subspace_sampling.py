@@ -117,6 +117,7 @@ def test_dropout_masks_all_weights_and_biases_and_scales_the_rest():
     assert len(set(fractions)) == 4, "each member has its own rate"
 
 
+@pytest.mark.slow
 def test_gaussian_samples_have_the_mean_and_deviation_of_the_checkpoints():
     settings = {"num_members": 400, "checkpoints": 4, "plan": PLAN.replace(epochs=4), "data": UNVALIDATED}
     model = trained("gaussian", **settings)

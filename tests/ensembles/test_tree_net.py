@@ -151,6 +151,7 @@ def ambiguous(count: int) -> Data:
     return Data(split, split, split, 4, (4,))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::enfold.train.diversity.LowDiversityWarning")  # of those trained on all
 def test_multiple_choice_raises_the_oracles_accuracy():
     data, plan = ambiguous(128), TrainConfig(epochs=20, batch_size=32, lr=0.03, weight_decay=0.0, select="last")

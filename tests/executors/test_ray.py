@@ -17,8 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarn
 @pytest.fixture(scope="module")
 def executor():
     pytest.importorskip("ray")
-    with RayExecutor(threads=1, workers=2) as found:
-        yield found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # 15 by default: minutes to import torch on a busy machine
+        with RayExecutor(threads=1, workers=2) as found:
+            yield found
 
 
 def _kill_once(store, mark):

@@ -24,8 +24,13 @@ def test_recorded_names_equal_computed_names(area: str):
     )
 
 
+def is_slow(case: Case) -> bool:
+    """Return whether a case runs with `make slow` only: long ones, and the third network, a transformer."""
+    return case.slow or case.name.endswith("/vit")
+
+
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in CASES]
+    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * is_slow(case)) for case in CASES]
 )
 def test_golden(case: Case):
     area, _, name = case.name.partition("/")

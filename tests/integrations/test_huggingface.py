@@ -184,6 +184,7 @@ def test_an_ensemble_with_its_own_schedule_uses_it(tmp_path):
     assert ensemble(torch.tensor(VAL["input_ids"][:4])).shape == (2, 4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.0, 0.7])
 def test_a_student_learns_the_targets_of_the_teacher(alpha, tmp_path):
     teacher = DeepEnsemble(FACTORY, 3)
@@ -207,6 +208,17 @@ def test_a_student_learns_the_targets_of_the_teacher(alpha, tmp_path):
     trainer.train()
     assert distance(student, plain) < 1e-4
     assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
+
+
+def test_a_student_needs_no_labels(tmp_path):
+    teacher = DeepEnsemble(FACTORY, 2)
+    fit(teacher, make_loader(TRAIN, 16, columns=["input_ids"]), epochs=1, lr=1e-2, quiet=True)
+    start = FACTORY()
+    students = [copy.deepcopy(start) for _ in range(2)]
+    for student, rows in zip(students, (TRAIN, TRAIN.remove_columns("label")), strict=True):
+        DistillTrainer(student, arguments(tmp_path), teacher=teacher, train_dataset=rows).train()
+    assert distance(*students) == 0
+    assert distance(students[0], start) > 1e-3
 
 
 def test_a_student_is_saved_as_a_model_of_transformers(tmp_path):

@@ -173,6 +173,21 @@ def test_a_student_trains_as_by_distill(perturb):
     assert not any(name.startswith("teacher") or ".teacher" in name for name in module.state_dict())
 
 
+def test_a_student_needs_no_targets():
+    teacher = DeepEnsemble(make_net, 3)
+    fit(teacher, loader(), epochs=1, lr=1e-2, quiet=True)
+    init = make_net()
+    inputs = [batch[0] for batch in loader()]
+    batches = torch.utils.data.DataLoader(inputs, batch_size=None)
+    modules = [DistillModule(copy.deepcopy(init), teacher, lr=1e-2) for _ in range(2)]
+    for module, rows in zip(modules, (batches, loader()), strict=True):
+        make_trainer(1).fit(module, rows)
+    assert distance(modules[0].network, modules[1].network) == 0
+    assert distance(modules[0].network, init) > 1e-3
+    with pytest.raises(EnfoldError, match="target"):
+        make_trainer(1).fit(DistillModule(make_net(), teacher, loss=enfold.KD(alpha=0.5), lr=1e-2), batches)
+
+
 def test_a_student_may_be_an_ensemble_and_the_loss_may_make_a_network_of_it():
     teacher = DeepEnsemble(make_net, 3)
     module = DistillModule(BatchEnsemble(make_net(), 3), teacher, loss=enfold.OneToOne(), lr=1e-2)

@@ -39,6 +39,7 @@ def checks(*estimators):
     return parametrize_with_checks(estimators, expected_failed_checks=lambda estimator: FAILS)
 
 
+@pytest.mark.slow
 @checks(EnsembleClassifier(**SMALL))
 def test_the_classifier_passes_the_checks_of_sklearn(estimator, check):
     check(estimator)

@@ -108,6 +108,7 @@ def test_the_merge_of_members_is_that_of_their_changes(tmp_path):
     torch.testing.assert_close(found.inner[0].weight, wanted)
 
 
+@pytest.mark.slow
 def test_compress_takes_adapters(tmp_path):
     base = Net()
     for name in ("a", "b"):

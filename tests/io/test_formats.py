@@ -97,6 +97,7 @@ def test_two_networks_in_one_file_are_not_guessed(tmp_path):
             read(tmp_path / name, key="other")
 
 
+@pytest.mark.slow
 def test_averaged_and_compiled_models(tmp_path):
     network = draw(1)[0]
     averaged = AveragedModel(network)

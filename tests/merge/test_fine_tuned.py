@@ -56,6 +56,7 @@ def test_equal_members_give_the_same(name, count):
     )
 
 
+@pytest.mark.slow
 @every
 def test_the_order_of_members_does_not_matter(name):
     base, members = family()
@@ -88,6 +89,7 @@ def test_ties_buffers_and_inputs_are_untouched(name):
         assert all(parameter.grad is None for parameter in each.parameters())
 
 
+@pytest.mark.slow
 @every
 def test_batch_norm_statistics_are_measured_on_train(name):
     base, members = family()
@@ -110,6 +112,7 @@ def test_batch_norm_without_train_is_refused_unless_statistics_are_averaged(name
     assert getattr(merge, name)(members, repair="none", **options) is not None
 
 
+@pytest.mark.slow
 @based
 def test_the_base_may_be_a_state_dict_or_a_file(name, tmp_path):
     base, members = family()

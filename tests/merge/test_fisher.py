@@ -55,6 +55,7 @@ def test_the_weighted_mean(targets):
         torch.testing.assert_close(getattr(found, name), mean, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_information_of_a_regression():
     layer = nn.Linear(3, 1)
     targets = torch.randn(20, 1)

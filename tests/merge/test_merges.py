@@ -104,6 +104,7 @@ def test_statistics_of_instance_norms_are_measured_for_the_merged_network(name):
     torch.testing.assert_close(network[1].running_var, units.var((2, 3)).mean(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @every_merge
 def test_a_repair_is_a_function_or_an_option(name):
     members = some_members(3)

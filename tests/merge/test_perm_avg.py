@@ -81,6 +81,7 @@ def test_a_planted_permutation_is_found_by_matching_and_preserved(order):
     assert accuracy(model(data.test.inputs)[0], data) > max(0.95, accuracy(naive(data.test.inputs), data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"gradient": "implicit", "warm": True}], ids=str)
 def test_learning_from_the_identity_beats_its_start_and_the_plain_average(settings):
     members, data = planted([1, 2, 0])

@@ -16,6 +16,7 @@ def calibrated(N, seed=0):
     return Predictions(probs.log()[None], 1 - right.long())
 
 
+@pytest.mark.slow
 def test_calibrated_predictions_are_inside_the_band():
     p = calibrated(4000)
     band = reliability_band(p, bins=10, replicates=400)

@@ -167,6 +167,7 @@ def test_empty_bins_are_zero():
     assert r.gap[13] == pytest.approx(0.9)
 
 
+@pytest.mark.slow
 def test_a_calibrated_sampler_has_no_error_in_the_limit():
     for metric in (ece, adaptive_ece, classwise_ece, ace, tace):
         few, many = (metric(calibrated_sampler(N)) for N in (300, 100_000))

@@ -38,6 +38,7 @@ COLUMN = "[...document.querySelectorAll('table.sortable tbody tr')].map(row => r
 HEADS = "[...document.querySelectorAll('table.sortable thead th')].map(head => head.textContent.trim())"
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(opened: Browser) -> None:
     """One load for all that changes nothing: browsers start slowly."""
     asked = [address for address in opened.requests if not address.startswith("data:")]

@@ -68,6 +68,7 @@ def _artist(figure: Any, gid: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("summary", [_summary(FEW), _crowd(), _crowd(dear=30.0)], ids=["3", "20", "20 log"])
 def test_labels_do_not_overlap(summary: dict[str, Any]) -> None:
     figure = draw(read_points(summary))
@@ -116,6 +117,7 @@ def test_each_kind_has_its_colour_and_its_shape() -> None:
     assert len({colour for colour, _ in looks.values()}) == len({shape for _, shape in looks.values()}) == 5
     legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
     assert legend == ["mean member", "ensemble", "efficient ensemble", "distilled or merged", "control"]
+    assert figure.axes[0].get_legend().get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_the_legend_lists_present_kinds_only() -> None:

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ def _sizes(widths: list[float]) -> np.ndarray:
 points = st.lists(st.tuples(st.floats(5, 425), st.floats(5, 245), st.floats(10, 100)), min_size=1, max_size=14)
 
 
+@pytest.mark.slow
 @given(points)
 @settings(max_examples=20)
 def test_labels_are_inside_the_frame_and_do_not_overlap(drawn: list[tuple[float, float, float]]) -> None:

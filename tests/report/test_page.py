@@ -225,6 +225,7 @@ def test_a_broken_run_is_an_error_without_a_page(own_run: Path, file: str, text:
     assert len(str(told.value).split(". ")) == 1
 
 
+@pytest.mark.slow
 def test_corruptions_and_ood_detection_have_sections(own_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = {"accuracy": 0.5, "nll": 1.0, "ece": 0.1, "brier": 0.6}
     kinds = {kind: {"1": scores, "5": {**scores, "accuracy": 0.3}} for kind in ("fog", "snow")}

@@ -16,6 +16,7 @@ from enfold.run.collect import collect
         (-0.3, -0.1, "Ship {label}. "),
         (-0.1, 0.2, "Ship {label} or {control}: their difference is within noise. "),
         (0.1, 0.3, "Train one member longer: {control} is better than {label}. "),
+        (0.0, 0.0, "Train one member longer: {label} chose the same network as {control}. "),
     ],
 )
 def test_a_network_is_compared_with_its_control(stored_run: Path, lower: float, upper: float, begin: str) -> None:

@@ -83,6 +83,7 @@ def impossible(network):
     raise EnfoldError("it cannot be: choose another")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [impossible, not_a_number])
 def test_a_step_that_fails_for_one_seed_is_removed_from_all(enfold, tmp_path, small_data, monkeypatch, spoil):
     out, average, calls = tmp_path / "out", methods("merge")["average"], []

@@ -107,6 +107,7 @@ def test_a_section_of_an_older_version_is_computed_again(enfold, run: Path, draw
     assert json.loads(done.out)["parts"]["rows"] == expected["found"]
 
 
+@pytest.mark.slow
 def test_only_written_files_are_listed(enfold, run: Path, drawn, monkeypatch) -> None:
     def said(part: str) -> str:
         done = enfold("analyse", "alignment", run, *QUICK, "--only", part)

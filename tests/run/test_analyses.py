@@ -39,6 +39,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ASKED)
 def test_each_seed_has_its_own_results(enfold, run: Path, verb: str) -> None:
     first = enfold("analyse", verb, run, *ASKED[verb], "--json")

@@ -55,6 +55,7 @@ def test_shards_and_gather_make_the_run_of_one_process(enfold, two_seeds: Path, 
     assert not (several / "tasks").exists()
 
 
+@pytest.mark.slow
 def test_one_block_of_all_members_is_the_usual_run(enfold, recipe_file: Path, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "blocks"
     assert enfold("run", recipe_file, out, "--executor", "serial", "--block-size", 3).code == 0
@@ -68,6 +69,7 @@ def test_auto_measures_and_says_what_it_chose(enfold, recipe_file: Path, tmp_pat
     assert "3 blocks are trained in this process: estimated" in done.err
 
 
+@pytest.mark.slow
 def test_a_repeated_shard_costs_nothing(enfold, recipe_file: Path, tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out"
     assert enfold("run", recipe_file, out, "--shard", "1/1").code == 0

@@ -68,6 +68,7 @@ def test_each_checkpoint_is_listed_with_its_scores(enfold, given, tmp_path, smal
     assert "its inputs had another form there" in done.err
 
 
+@pytest.mark.slow
 def test_members_are_the_first_files_and_all_without_a_number(enfold, given, tmp_path):
     pattern = tmp_path / "mine-*.pt"
     done = enfold("train", tmp_path / "two", *given, "--checkpoints", pattern, "--members", 2)

@@ -143,6 +143,7 @@ def test_checkpoints_of_other_networks_are_refused(tmp_path: Path) -> None:
         library.DeepEnsemble.from_checkpoints(tmp_path / "other.pt", lambda: torch.nn.Linear(3, 2))
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_while_it_was_made_resumes(enfold, recipe_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -171,6 +172,7 @@ def test_a_folder_with_other_files_is_refused(enfold, recipe_file: Path, tmp_pat
     assert (out / "recipe.yaml").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_run_with_an_added_step_resumes_by_its_first_recipe(enfold, recipe_file: Path, finished: Path) -> None:
     assert enfold("distill", finished, "kd", "--label", "soft", "--set", "temperature=4").code == 0
     again = enfold("run", recipe_file, finished, "--resume", "--json")
@@ -178,6 +180,7 @@ def test_a_run_with_an_added_step_resumes_by_its_first_recipe(enfold, recipe_fil
     assert "soft" in json.loads(again.out)["rows"]
 
 
+@pytest.mark.slow
 def test_a_student_of_another_shape_is_evaluated_again(enfold, finished: Path) -> None:
     smaller = ["--label", "small", "--set", "student={name: mlp, widths: [4]}"]
     first = enfold("distill", finished, "kd", *smaller, "--json")

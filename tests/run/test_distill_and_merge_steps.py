@@ -95,6 +95,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(enfold, recipe_fil
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_corrupted_copies_are_scored_beside_the_clean(enfold, recipe_file, tmp_path):
     text = recipe_file.read_text().replace("cost: false", "cost: false\nCORRUPTED")
     for spec, says in (("{severities: [6]}", "6"), ("{kinds: [rain]}", "rain"), ("{kinds: [fog]}", "at least 8")):
@@ -158,6 +159,7 @@ def test_a_chain_of_steps_and_a_merge_of_some_members_are_rows(enfold, recipe_fi
     assert (refused.code, "used by repaired" in refused.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_step_is_not_used_with_another_start_than_it_had(enfold, recipe_file, tmp_path):
     out, file = tmp_path / "out", with_steps(recipe_file, CHAIN)
     assert enfold("run", file, out).code == 0
@@ -181,6 +183,7 @@ def test_an_ensemble_step_teaches_and_a_step_is_the_start_on_the_command_line(en
     assert library.load(finished / "steps" / "into.safetensors").rank == 2
 
 
+@pytest.mark.slow
 def test_notes_are_printed_below_the_table(enfold, recipe_file, tmp_path):
     out, file = tmp_path / "out", with_steps(recipe_file, CHAIN)
     file.write_text(file.read_text().replace("sizes: [2, 3]", "sizes: [3]"))

@@ -170,6 +170,7 @@ def test_invalid_labels_cannot_be_dropped(enfold, finished, label, says):
     assert whole(finished) == before
 
 
+@pytest.mark.slow
 def test_a_method_of_some_seeds_only_is_not_evaluated_yet(enfold, finished, tmp_path, small_data, interrupted):
     out = tmp_path / "seeds"
     settings = ("train.epochs=1", "cost=false", "data.val_size=60", "network={name: mlp, widths: [8]}", "seeds=[0, 1]")

@@ -25,6 +25,7 @@ def steps_file(recipe_file: Path) -> Path:
     return recipe_file
 
 
+@pytest.mark.slow
 def test_every_ensemble_is_a_row_with_its_diversity(enfold, steps_file, tmp_path):
     out = tmp_path / "out"
     done = enfold("run", steps_file, out, "--json")

@@ -48,6 +48,7 @@ def test_the_members_of_a_run_in_integers_beside_the_float_file(enfold, finished
     assert "logits: float32 (batch, 4)" in shown.out
 
 
+@pytest.mark.slow
 def test_a_saved_ensemble_and_a_file_of_inputs(enfold, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text("from enfold.networks import MLP\ndef make():\n    return MLP(6, [8], 3)\n")

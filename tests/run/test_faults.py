@@ -48,6 +48,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_resumes(enfold, recipe_file, fi
     assert rows[0] == rows[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system reserves no space")
 def test_a_disk_that_is_full_while_teacher_outputs_are_recorded(enfold, finished, monkeypatch):
     shutil.rmtree(finished / "teacher-logits")
@@ -182,6 +183,7 @@ def test_a_run_stops_if_its_folder_is_removed(enfold, recipe_file, tmp_path, mon
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_the_history_survives_a_kill_after_the_manifest(enfold, recipe_file, tmp_path, monkeypatch):
     out, replace = tmp_path / "out", Path.replace
 
@@ -220,6 +222,7 @@ def test_writing_follows_no_symbolic_link(enfold, finished, tmp_path):
     assert victim.read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["x" * 260, "x" * 101])
 def test_a_label_too_long_for_a_file_is_refused_before_anything_is_written(enfold, finished, label):
     before = (finished / "recipe.yaml").read_text()
@@ -286,6 +289,7 @@ def test_a_second_signal_stops_at_once(enfold, recipe_file, tmp_path, monkeypatc
     assert not list((tmp_path / "out").rglob("*.checkpoint.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_signals_between_trainings_stop_at_once(enfold, recipe_file, tmp_path, monkeypatch, number, code):
     def signalled(*given, **named):
@@ -337,6 +341,7 @@ def test_ignored_signals_remain_ignored(enfold):
 HOSTILE = ["[/x]", "[bold red]x", "\x1b]0;title\x07\x1b[2J", "\x9b2J", "a\rb", "\u202eright to left"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE)
 def test_user_text_is_printed_literally(enfold, finished, text):
     """As the name of a run, as a warning that a received run holds, and in what goes wrong."""

@@ -79,6 +79,7 @@ def test_a_killed_writer_releases_the_lock(enfold, finished):
     assert not (finished / FILE).exists(), "what is over leaves nothing"
 
 
+@pytest.mark.slow
 def test_a_run_is_refused_before_a_second_one_is_made_in_its_folder(enfold, recipe_file, tmp_path):
     with held(tmp_path / "out"):
         done = enfold("run", recipe_file, tmp_path / "out")
@@ -229,6 +230,7 @@ def host(number: int, folder: Path, go: Path, kernel: bool | None) -> int:
         os._exit(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [None, True], ids=["no locks", "locks of one machine"])
 def test_of_several_machines_that_start_at_once_one_writes(tmp_path, kernel):
     folder, go = tmp_path / "run", tmp_path / "go"

@@ -80,6 +80,7 @@ def test_a_run_evaluates_its_ood_sets_and_stores_scores(enfold, recipe, tmp_path
     assert f"{len(files)} figures as .svg and .png written to {out / 'figures'}" in drawn.err
 
 
+@pytest.mark.slow
 def test_all_rows_use_the_same_images(enfold, recipe, other, tmp_path):
     """A file that changes before a step is added: stored scores of the old file are not shown."""
     recipe.write_text(recipe.read_text().replace("seeds: [0, 1]", "seeds: [0]"))

@@ -60,6 +60,7 @@ def test_a_run_uses_the_code_of_its_original_folder(enfold, project):
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_a_recipe_finds_code_in_its_folder(enfold, project):
     recipe = "data: {source: mine.npz, val_size: 60}\nnetwork: mine.py:mlp\ntrain: {epochs: 1}\ncost: false\n"
     (project / "recipe.yaml").write_text(f"{recipe}members: 2\nseeds: [0, 1]\nsteps: [average]\n")
@@ -88,6 +89,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(part)[1:] for part in text.replace("\n", "  ").split("  ") if part.startswith("enfold ")]
 
 
+@pytest.mark.slow
 def test_printed_commands_can_be_run(enfold, project, interrupted):
     done = enfold("train", "my runs/a", "--data", "mine.npz", "--network", "mine.py:mlp", "--members", 2, *FAST)
     fold, share = commands(done.out)

@@ -50,6 +50,7 @@ def beside(work: Callable[[], object]) -> Iterator[Callable[[], bool]]:
             os.waitpid(child, 0)
 
 
+@pytest.mark.slow
 def test_readers_never_see_half_a_file(finished):
     """While every file that a report reads is written again and again."""
     run = RunDirectory.open(finished)

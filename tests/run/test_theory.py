@@ -41,6 +41,7 @@ def test_the_theory_of_a_run_is_shown_stored_and_reported(enfold, recipe_file, t
     assert "masegosa variance" in page
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_named(enfold, finished):
     pytest.importorskip("jinja2")
     (finished / "theory.json").write_text("{")

@@ -105,6 +105,7 @@ def test_members_depend_on_the_file_of_their_network(enfold, small_data, tmp_pat
     assert (done.code, f"{nets}:make" in done.err, "members" in done.err) == (2, True, True), done.err
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_does_not_go_on_with_other_code(enfold, interrupted, mine, finished):
     words = ["train", finished, f"{mine}:Slow", "--label", "slow", "--trust-code"]
     mine.write_text(MINE.replace("class WrongEnsemble", "class Slow(DeepEnsemble): pass\nclass WrongEnsemble"))
@@ -121,7 +122,9 @@ def test_a_failed_step_may_be_corrected(enfold, mine, recipe_file, tmp_path):
     content = yaml.safe_load(recipe_file.read_text())
     recipe_file.write_text(yaml.safe_dump({**content, "steps": ["mine.py:fails"]}))
     out = tmp_path / "out"
-    assert enfold("run", recipe_file, out, "--trust-code").code == 1
+    failed = enfold("run", recipe_file, out, "--trust-code")
+    assert failed.code == 1
+    assert f"enfold drop {out} fails" in failed.err
     mine.write_text(MINE.replace("return [][3]", "return models.member(0)"))
     done = enfold("run", recipe_file, out, "--trust-code", "--resume")
     assert done.code == 0, done.err
@@ -205,6 +208,7 @@ def test_all_code_is_listed_before_any_of_it_is_imported(enfold, mine, recipe_fi
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_report_does_not_import_a_perturbation(enfold, finished, tmp_path):
     (finished / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     recipe = finished / "recipe.yaml"

@@ -26,6 +26,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(enfold, here, finished):
     commands = [shlex.split(line) for block in blocks("sh") for line in block.splitlines()]
     assert len(commands) == 6

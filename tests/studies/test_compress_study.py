@@ -50,6 +50,7 @@ def test_cells_are_stored_and_summarized(tiny, tmp_path, monkeypatch, capsys):
     assert "compress" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_last_and_best_epochs_are_those_of_separate_trainings(tiny, tmp_path):
     cells = run.Cells("tiny", 0, tmp_path)
     found = cells.train("distill")

@@ -106,6 +106,7 @@ def test_an_unknown_base_is_refused(tmp_path, monkeypatch):
         load_definition.__wrapped__("odd")
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_evaluated_with_the_seeds_that_have_it(studies, tmp_path):
     words = ("latentbe-interpolating", "--out", tmp_path, "--scale", "smoke", "--set", "train.epochs=1")
     seeds = ("--set", "seeds=[0,1]")

@@ -49,6 +49,7 @@ def labels_of(recipe: Recipe | None) -> list[str]:
     return [] if recipe is None else [step.label for step in recipe.steps]
 
 
+@pytest.mark.slow
 def test_every_published_table_and_figure_exists() -> None:
     assert list_names() == NAMES
     rows = {row["name"]: row["scales"] for row in list_studies()}
@@ -59,6 +60,7 @@ def test_every_published_table_and_figure_exists() -> None:
     assert set(rows["latentbe-cifar100"]["paper"]["data"]) == {"cifar100"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_definitions_name_rows_of_their_recipes(name: str) -> None:
     found = load_definition(name)
@@ -213,6 +215,7 @@ def test_invalid_options_are_one_sentence_and_write_nothing(studies, tmp_path, m
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_list_shows_requirements(studies) -> None:
     done = studies()
     assert done.code == 0
@@ -309,6 +312,7 @@ def test_scale_and_name_are_checked_first(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_only_selects_runs_of_a_table(monkeypatch) -> None:
     monkeypatch.setattr("studies.reproduce.catalogue", list)
     chosen = select_recipes(Options("permavg-table", only=("cifar10-?", "fashion-mnist-2")))
@@ -318,6 +322,7 @@ def test_only_selects_runs_of_a_table(monkeypatch) -> None:
         select_recipes(Options("permavg-table", only=("mnist",)))
 
 
+@pytest.mark.slow
 def test_a_dry_run_estimates_and_writes_nothing(studies, tmp_path: Path) -> None:
     done = studies("permavg-table", "--scale", "smoke", "--out", tmp_path / "out", "--dry-run")
     assert done.code == 0, done.err

@@ -264,6 +264,7 @@ class Multiplications(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_products_of_weights_are_updated_incrementally():
     torch.manual_seed(0)
     one, other = ResNet(depth=20, width=16).eval(), ResNet(depth=20, width=16).eval()

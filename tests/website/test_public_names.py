@@ -1,8 +1,11 @@
 """Every public name has a docstring, and a place on the documentation site."""
 
+import html
 import importlib
 import inspect
 import re
+
+import markdown
 
 import enfold
 from website import api, methods
@@ -98,3 +101,9 @@ def test_advice_is_about_methods_that_exist():
     known = {name for kind in PACKAGES for name in method_names(kind)}
     assert methods.when_to_use().keys() <= known
     assert all(text.endswith(".") for text in methods.when_to_use().values())
+
+
+def test_texts_of_methods_are_shown_as_they_are():
+    text = "w_m * x_n, (1 - 1/s)^M ~ a < b > c, [1] and |y|, $5 and #2, \\d, `a_b*c`"
+    shown = re.sub(r"<[^>]*>", "", markdown.markdown(methods.escape(text), extensions=["tables"]))
+    assert html.unescape(shown) == text.replace("`", "")

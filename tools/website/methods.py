@@ -135,6 +135,6 @@ def escape(text: str) -> str:
     """Return text in which only code in backquotes has a meaning for Markdown."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(
-        part if index % 2 else re.sub(r"([\\_*<>|\[\]~^#])", r"\\\1", part).replace("$", "\\$")
+        part if index % 2 else re.sub(r"[\\_*<>|\[\]#$]", lambda found: f"&#{ord(found[0])};", part)
         for index, part in enumerate(parts)
     )

@@ -27,6 +27,14 @@ Device = Annotated[str, typer.Option(help="Device: cpu, cuda, cuda:1 or mps.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in OUT.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Estimate time and memory without writing files.")]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        help="With --dry-run: estimate the run on devices that are not here, such as 8xA100, or 8xA100@0.3 if they "
+        "reach 30 % of their peak.",
+    ),
+]
 ExecutorName = Annotated[
     str | None,
     typer.Option(

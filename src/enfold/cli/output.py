@@ -86,12 +86,13 @@ def _show_warnings(run: RunDirectory, summary: dict[str, Any]) -> None:
     lines = [f"{label}: {row['warning']}" for label, row in summary["rows"].items() if row.get("warning")]
     for name, info in (summary["rows"].get("ensemble", {}).get("ood") or {}).items():
         lines.append(f"{name}: {info['examples']:,} out-of-distribution images; {info['adapted']}")
-    for line in (*lines, *_describe_unfinished(run)):
+    for line in lines:
         say(f"enfold: {line}", stderr=True)
+    show_unfinished(run)
 
 
-def _describe_unfinished(run: RunDirectory) -> list[str]:
-    """Return one line about interrupted steps, with the commands that finish or drop them; None if there are none."""
+def show_unfinished(run: RunDirectory) -> None:
+    """Print a line about steps that are not done, with the commands that finish or drop them."""
     from enfold.run.execute import list_unfinished
 
     recipe = run.recipe()
@@ -99,4 +100,5 @@ def _describe_unfinished(run: RunDirectory) -> list[str]:
     own = [each.label for each in recipe.steps if each.label in left]
     finish = recipe.command("run", run.recipe_file, run.path, "--resume")
     drop = f", or drop with  {shlex.join(['enfold', 'drop', str(run.path), own[0]])}" if own else ""
-    return [f"not finished: {', '.join(left)}: finish with  {finish}{drop}"] if left else []
+    if left:
+        say(f"enfold: not finished: {', '.join(left)}: finish with  {finish}{drop}", stderr=True)

@@ -13,6 +13,7 @@ from enfold.cli.options import (
     Address,
     AsJson,
     BlockSize,
+    ClusterName,
     Device,
     DryRun,
     ExecutorName,
@@ -32,7 +33,7 @@ from enfold.cli.options import (
     print_json,
     say,
 )
-from enfold.cli.output import draw, report, show_members, show_theory
+from enfold.cli.output import draw, report, show_members, show_theory, show_unfinished
 from enfold.errors import EnfoldError
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def run(
     address: Address = None,
     shard: ShardOption = None,
     print_sbatch: PrintSbatch = None,
+    cluster: ClusterName = None,
 ) -> None:
     """Run a recipe: train members, carry out its steps, evaluate all models.
 
@@ -95,6 +97,8 @@ def run(
     **Examples**
 
         enfold run recipes/fashion-mlp.yaml runs/fashion --dry-run
+
+        enfold run recipes/fashion-mlp.yaml runs/fashion --dry-run --cluster 8xA100
 
         enfold run recipes/fashion-mlp.yaml runs/fashion --seed 0 --set train.epochs=5
 
@@ -118,6 +122,9 @@ def run(
     if shard is not None and parallel is not None:
         make_shard(loaded, out, device, parallel, shard, **where)
         return
+    if cluster is not None and not dry_run:
+        raise EnfoldError("--cluster is an option of --dry-run, got a run: add --dry-run")
+    where["cluster"] = cluster
     _run(loaded, out, device, resume=resume, as_json=as_json, dry_run=dry_run, parallel=parallel, **where)
 
 
@@ -382,6 +389,7 @@ def _run(
     beside: Path | None = None,
     trust_code: bool = False,
     parallel: Parallel | None = None,
+    cluster: str | None = None,
 ) -> None:
     from enfold.cli.preflight import check_device, show_code
     from enfold.cli.scale_commands import make_cells
@@ -393,6 +401,12 @@ def _run(
     place.require_trust(recipe)
     show_code(place, place.code(recipe))
     seed_runs(place, recipe, device)[0].check()
+    if cluster is not None:
+        from enfold.run.cluster import Cluster, estimate_on_cluster
+
+        there = estimate_on_cluster(recipe, Cluster.parse(cluster), place)
+        print_json(there.as_dict()) if as_json else say(str(there))
+        return
     if dry_run:
         from enfold.run.estimate import estimate
 
@@ -406,7 +420,11 @@ def _run(
             say(f"enfold: the run was started with other {changed}", stderr=True)
             opened.log("resumed", changed=changed)
         make_cells(opened, device, parallel)
-        _execute(opened, recipe, device, as_json, train_only)
+        try:
+            _execute(opened, recipe, device, as_json, train_only)
+        except EnfoldError:
+            show_unfinished(opened)
+            raise
 
 
 def _execute(opened: RunDirectory, recipe: Recipe, device: str, as_json: bool, train_only: bool) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from enfold.engines.call import call_network
-from enfold.engines.inference import PIECE, Fusion, find_fusions, fuse_all, has_hooks
+from enfold.engines.inference import PIECE, Fusion, can_prepare, find_fusions, fuse_all, is_plain_eval
 from enfold.engines.layout import arrange_images, runs_channels_last
 from enfold.engines.outputs import get_logits
 from enfold.engines.parameters import unbind_and_record
@@ -40,7 +40,8 @@ class Loop:
 
     Without gradients, images are processed in pieces of 64: the outputs of a convolution for more of them are so large
     that the allocator returns them to the system and requests them again, page by page, in each call, which takes as
-    long as the arithmetic. Batch norms in eval mode are then fused into the convolutions before them.
+    long as the arithmetic. Batch norms in eval mode are then fused into the convolutions before them; also for a
+    single image, for which fused kernels are stored until a parameter changes.
     """
 
     def __init__(self, codes: Skeleton | Sequence[Skeleton]) -> None:
@@ -69,6 +70,9 @@ class Loop:
         num_members = len(next(iter(slices.values())))
         common = None if each or self.writes_inputs else self.prepare(inputs)
         fusions = self._find_fusions(state, inputs[0] if each else inputs)
+        is_single = fusions is not None and len(inputs[0] if each else inputs) == 1
+        if fusions is not None and is_single and not can_prepare(fusions, state):
+            fusions = None
         outputs = []
         for index in range(num_members):
             own = self.prepare(inputs[index] if each else inputs) if common is None else common
@@ -76,7 +80,7 @@ class Loop:
                 if fusions is None:
                     outputs.append(get_logits(call_network(network, own), network))
                     continue
-                with fuse_all(fusions):
+                with fuse_all(fusions, index if is_single else None):
                     outputs.append(torch.cat([get_logits(network(rows), network) for rows in own.split(PIECE)]))
         return torch.stack(outputs)
 
@@ -99,15 +103,21 @@ class Loop:
                 "enfold.fit"
             )
 
+    def forget(self) -> None:
+        """Discard the stored kernels, which do not notice a write to `parameter.data`."""
+        for fusions in self._fusions.values():
+            for fusion in fusions or ():
+                fusion.prepared.clear()
+
     def _find_fusions(self, state: State, rows: Any) -> list[Fusion] | None:
         """Return the layers to fuse if the rows are processed in pieces, or None if they are processed at once."""
         if not isinstance(rows, Tensor):
             return None
-        small = len(rows) <= PIECE or rows.ndim != 4 or rows.device.type != "cpu" or len(self.codes) > 1
+        small = 1 < len(rows) <= PIECE or rows.ndim != 4 or rows.device.type != "cpu" or len(self.codes) > 1
         if small or not self.channels_last or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
         network = self.skeleton.network
-        if any(module.training for module in network.modules()) or has_hooks(network):
+        if not is_plain_eval(network):
             return None
         kind = (rows.shape[1:], rows.dtype, torch.is_autocast_enabled("cpu"))
         if kind not in self._fusions:

@@ -219,6 +219,9 @@ class Runner(nn.Module, ABC):
             code.network.train(mode)
         self._expanded = None
         self._pool.clear()
+        for engine in (self._engine, *self._others.values()):
+            if isinstance(engine, Loop):
+                engine.forget()
         return self
 
     def exclusive(self) -> AbstractContextManager[bool]:

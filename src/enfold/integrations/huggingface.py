@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +115,22 @@ class LoopTrainer(Trainer):  # type: ignore[misc]
         self.add_callback(_Callbacks(self))
         self.given_unpack, loop.unpack = loop.unpack, self.split
 
-    def split(self, batch: Any) -> Unpacked:
+    def split(self, batch: Any, *, training: bool = False) -> Unpacked:
         """Return a batch as inputs, target and weights.
+
+        Args:
+            batch: The batch.
+            training: Whether the batch may have no labels if the loss uses none.
 
         Raises:
             EnfoldError: If it has no labels.
         """
+        needs_targets = self.loop.needs_targets or not training
         if self.given_unpack is not None:
-            return unpack_batch(batch, self.given_unpack)
+            return unpack_batch(batch, self.given_unpack, needs_targets=needs_targets)
         name = self.label_names[0]
+        if not needs_targets and isinstance(batch, Mapping) and batch.get(name) is None:
+            return unpack_batch(batch, needs_targets=False)
         if not hasattr(batch, "get") or batch.get(name) is None:
             keys = ", ".join(map(str, batch)) if hasattr(batch, "keys") else type(batch).__name__
             raise EnfoldError(
@@ -140,10 +147,11 @@ class LoopTrainer(Trainer):  # type: ignore[misc]
     ) -> Any:
         """Return the sum of the members' losses, and, on request, the mean prediction as `logits`."""
         progress = self.state.global_step / max(self.state.max_steps, 1)
-        loss = self.loop.losses(self.split(inputs), min(progress, 1.0), self.state.global_step).sum()
+        batch = self.split(inputs, training=True)
+        loss = self.loop.losses(batch, min(progress, 1.0), self.state.global_step).sum()
         if not return_outputs:
             return loss
-        return loss, {"logits": self.loop.mean_logits(self.loop.outputs(self.split(inputs).inputs))}
+        return loss, {"logits": self.loop.mean_logits(self.loop.outputs(batch.inputs))}
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Return the optimizer of the arguments for the parameter groups of the ensemble."""

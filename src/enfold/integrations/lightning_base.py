@@ -50,7 +50,7 @@ class TrainedByLightning(Base):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the sum of the members' losses, and log their mean as `train_loss`."""
-        unpacked = self.loop.split(batch)
+        unpacked = self.loop.split(batch, training=True)
         losses = self.loop.losses(unpacked, self._progress(), self.trainer.current_epoch, batch_idx)
         size = len(unpacked.target) if isinstance(unpacked.target, Tensor) else 1
         self.log("train_loss", losses.detach().mean(), on_step=False, on_epoch=True, prog_bar=True, batch_size=size)

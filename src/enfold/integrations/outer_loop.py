@@ -144,9 +144,14 @@ class OuterLoop:
 
     # Batches
 
-    def split(self, batch: Any) -> Unpacked:
-        """Return a batch as inputs, target and weights."""
-        return unpack_batch(batch, self.unpack, self.num_inputs)
+    @property
+    def needs_targets(self) -> bool:
+        """Return whether training batches without targets are refused."""
+        return True
+
+    def split(self, batch: Any, *, training: bool = False) -> Unpacked:
+        """Return a batch as inputs, target and weights; a training batch may have no target if the loss needs none."""
+        return unpack_batch(batch, self.unpack, self.num_inputs, needs_targets=self.needs_targets or not training)
 
     def losses(self, batch: Unpacked, progress: float, *position: int) -> Tensor:
         """Return the loss of each member in train mode, (M,); the loop minimises their sum.
@@ -236,7 +241,8 @@ class OuterLoop:
             batches: The loader of training batches.
             resumed: Whether the values of the model were restored from a checkpoint.
         """
-        train: Part = [] if batches is None else Batches(batches, self.unpack, self.num_inputs)
+        known = {"needs_targets": self.needs_targets}
+        train: Part = [] if batches is None else Batches(batches, self.unpack, self.num_inputs, **known)
         self.data = Data(train, [], [], None, ())
         if isinstance(self.model, Ensemble):
             restored = {name: clone(value) for name, value in self.model.state_dict().items()} if resumed else None
@@ -320,6 +326,11 @@ class OuterDistillation(OuterLoop):
         super().__init__(model, given.replace(task=taught), {}, unpack=unpack, outputs=outputs)
         _require_outer_settings(self.given, settings)
         self.student_task = StudentTask(teacher=as_task(self.given.task))
+
+    @property
+    def needs_targets(self) -> bool:
+        """Return whether the loss uses the targets of training batches."""
+        return bool(self.loss.weights[0])
 
     @property
     def task(self) -> Task:

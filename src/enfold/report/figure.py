@@ -201,7 +201,7 @@ def _words(panels: Any, points: Sequence[Point]) -> None:
     handles = [
         Line2D([], [], ls="", marker=kind.marker, color=kind.colour, ms=kind.size, label=kind.title) for kind in kinds
     ]
-    legend_above(panels[0], handles, ncols=len(KINDS), columnspacing=1.4)
+    legend_above(panels[0], handles, ncols=len(KINDS), columnspacing=1.0, fontsize=8.5)
 
 
 def legend_above(axes: Any, handles: Sequence[Any], **changes: Any) -> None:

@@ -48,6 +48,8 @@ def _recommendation(content: Content) -> str:
             return f"Train one member longer: {found.control} is better than {found.label}."
         if found.to_control.upper < 0:
             return f"Ship {found.label}."
+        if found.to_control.lower == found.to_control.upper == 0:
+            return f"Train one member longer: {found.label} chose the same network as {found.control}."
         return f"Ship {found.label} or {found.control}: their difference is within noise."
     change = content.differences.get(found.label, {}).get(content.criterion)
     if change is None or change.lower <= 0 <= change.upper:

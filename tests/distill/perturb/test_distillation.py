@@ -39,6 +39,7 @@ def states_equal(first: nn.Module, second: nn.Module) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 @every
 def test_an_ensemble_learns_at_perturbed_inputs(perturb, pictures, snapshot):
     teachers = DeepEnsemble(population(make_cnn)).train()
@@ -53,6 +54,7 @@ def test_an_ensemble_learns_at_perturbed_inputs(perturb, pictures, snapshot):
     assert unchanged()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("perturb", [ODS(), TDivSDiv()], ids=lambda perturb: type(perturb).__name__)
 def test_a_killed_training_resumes_to_the_same_bits(perturb, pictures, tmp_path, monkeypatch):
     teachers, file = DeepEnsemble(population(make_cnn)).eval(), tmp_path / "fold.safetensors"

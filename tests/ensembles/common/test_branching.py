@@ -61,6 +61,7 @@ def test_a_split_without_later_parameters_is_refused():
         TreeNet(nn.Flatten(), 2)
 
 
+@pytest.mark.slow
 def test_weights_tied_across_the_split_are_refused():
     network = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     network[2].weight = network[0].weight

@@ -46,6 +46,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.slow
 def test_clean_and_corrupted_data_are_predicted_by_the_same_samples(counted: dict[str, int], tmp_path: Path) -> None:
     data = Data(images(24), images(8), images(10), 2, (3, 16, 16))
     plan = TrainConfig(epochs=6, batch_size=8, optimizer="sgd", lr=0.1)

@@ -38,7 +38,8 @@ class EfficientEnsemble(Ensemble):
     Args:
         network: The network that members are made from.
         num_members: The number of members.
-        own: The names of the parameters and buffers that every member owns.
+        own: The names of the parameters and buffers that every member owns; running statistics are added, so that
+            `self.own.state()` has them beside these names.
         engine: How members are run.
         batch_norm: What members have in common in batch norms; see `NormChoice`.
     """
