@@ -119,7 +119,7 @@ def write_page(record: Mapping[str, Any]) -> None:
         "## Installation\n\nBeside torch and numpy; CPU seconds of the import, median and quartiles of 7 processes.\n\n"
     )
     parts.append("| package | added packages | MB | import, s |\n|---|---|---|---|\n")
-    for name, row in record["install"].items():
+    for name, row in record.get("install", {}).items():
         span = f"{row['import seconds']:.2f} [{row['lower']:.2f}, {row['upper']:.2f}]"
         parts.append(f"| {name} | {row['packages']} | {row['megabytes']:.1f} | {span} |\n")
     for title, words in SECTIONS.items():
