@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from differing import DIFFERENT, Net, blobs
 from enfold import (
@@ -311,3 +312,23 @@ def test_embeddings_that_renormalise_do_so_for_each_member():
     outputs.sum().backward()
     for k, network in enumerate(networks):
         torch.testing.assert_close(members.member(k)[0].weight, network[0].weight)
+
+
+@pytest.mark.parametrize("make", ["mlp", "cnn"])
+def test_the_first_step_costs_at_most_one_more(make):
+    """Comparison and choice of an engine take a few rows: less than one forward and backward pass of the ensemble."""
+
+    def network():
+        if make == "mlp":
+            return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+        return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3))
+
+    members = DeepEnsemble(network, 4).train()
+    inputs = torch.randn(64, 6) if make == "mlp" else torch.randn(64, 1, 6, 6)
+    taken = []
+    for _ in range(3):
+        with FlopCounterMode(display=False) as counter:
+            members(inputs).sum().backward()
+        taken.append(counter.get_total_flops())
+    assert taken[1] == taken[2] > 0
+    assert taken[0] - taken[1] <= taken[1]

@@ -52,7 +52,7 @@ def train(executor, objective, store=None):
     inputs = torch.randn(120, 8, generator=torch.Generator().manual_seed(0))
     ensemble = enfold.DeepEnsemble(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)), MEMBERS)
     parallel = Parallel(executor, store=store)
-    settings = {"epochs": 6, "batch_size": 20, "quiet": True, "task": "regression"}
+    settings = {"epochs": 6, "batch_size": 20, "task": "regression"}
     enfold.fit(ensemble, (inputs, inputs[:, 0]), objective=objective, executor=parallel, **settings)
     return ensemble.state_dict()
 
@@ -70,7 +70,7 @@ def test_a_worker_is_killed_in_a_training(cluster, tmp_path):
     assert same(expected, found)
 
 
-def test_a_node_is_killed_in_a_training(cluster, tmp_path):
+def test_a_node_is_killed_in_a_training(cluster, tmp_path, capsys):
     """The members that it was training are trained elsewhere, and the finished ones are not trained again."""
     expected, node = train("serial", Slow(0.0)), cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
@@ -91,6 +91,7 @@ def test_a_node_is_killed_in_a_training(cluster, tmp_path):
         killer.start()
         found = train(executor, Slow(0.1), tmp_path / "store")
         killer.join()
+    assert "ended abruptly" in capsys.readouterr().err
     assert finished
     assert all(path.stat().st_ino == inode for path, inode in finished.items())
     assert same(expected, found)
