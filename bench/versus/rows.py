@@ -259,7 +259,7 @@ def members(name: str, task: str, method: str) -> Row:
 
 def _voting(make: Callable[[], nn.Module]) -> nn.Module:
     """Return the ensemble of torchensemble without its training."""
-    ensemble: nn.Module = load("torchensemble").VotingClassifier(make, M, cuda=False)
+    ensemble: nn.Module = load("torchensemble").VotingClassifier(estimator=make(), n_estimators=M, cuda=False)
     ensemble.estimators_ = nn.ModuleList(make() for _ in range(M))
     return ensemble
 
@@ -356,7 +356,7 @@ def epoch(name: str) -> Row:
         return by_lightning(model, is_ensemble=True, format_batch_fn=repeat)
 
     def by_voting() -> Call:
-        voting = load("torchensemble").VotingClassifier(make, M, cuda=False, n_jobs=1)
+        voting = load("torchensemble").VotingClassifier(estimator=make(), n_estimators=M, cuda=False, n_jobs=1)
         voting.set_optimizer("SGD", lr=1e-3, momentum=0.9)
         voting.set_criterion(nn.CrossEntropyLoss())
         return lambda: voting.fit(loader, epochs=1, log_interval=10**9, save_model=False)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from enfold import Data, DeepEnsemble, MixedEnsemble, Split, TrainConfig, evaluate, fit, predict
+from enfold import Data, DeepEnsemble, MixedEnsemble, Split, TrainConfig, distill, evaluate, fit, predict
 from enfold.errors import DroppedOutputWarning, EnfoldError
 from enfold.train.objective import batch_outputs
 
@@ -97,3 +97,33 @@ class Only(nn.Module):
 
     def forward(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
         return {"logits": given["logits"], "aux": None}
+
+
+def test_a_new_student_of_the_members_class_has_their_output():
+    class Half(nn.Linear):
+        """Logits for every second column, which a function repeats."""
+
+        def forward(self, inputs):
+            return {"halves": super().forward(inputs)}
+
+    def full(found):
+        return found["halves"].repeat_interleave(2, 1)
+
+    rows, labels = torch.randn(12, 4), torch.arange(12) % 6
+    ensemble = DeepEnsemble(lambda: Half(4, 3), 2)
+    fit(ensemble, (rows, labels), epochs=1, outputs=full, quiet=True)
+    student = distill(ensemble, (rows, labels), student=lambda: Half(4, 3), epochs=1, quiet=True)
+    assert evaluate(student, (rows, labels)).scores.keys() >= {"nll"}
+
+
+def test_members_that_note_the_size_of_a_batch_are_equal():
+    """Each call sets the attribute to the same value, in train mode, too."""
+
+    class Noting(nn.Linear):
+        def forward(self, inputs):
+            self.rows = len(inputs)
+            return super().forward(inputs)
+
+    ensemble = DeepEnsemble(lambda: Noting(3, 2), 2)
+    ensemble(torch.ones(4, 3))
+    assert ensemble.mismatch is None

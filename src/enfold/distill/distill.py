@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from enfold.arguments import check_value
 from enfold.data import Data, Split
@@ -27,6 +27,7 @@ from enfold.distill.weight_penalty import WeightPenalty
 from enfold.engines.copying import copy_network
 from enfold.engines.initialization import initialize_member
 from enfold.engines.modes import eval_mode, refuse_inference_mode
+from enfold.engines.outputs import get_output
 from enfold.ensemble import Ensemble, called_network, set_model_output, set_model_task
 from enfold.errors import EnfoldError
 from enfold.evaluate import member_logits, predict
@@ -163,6 +164,7 @@ def distill(
             quiet=quiet,
         )
     model = loss.build_student(network, count_members(models), config)
+    outputs = outputs or _output_of_teachers(models, model)
     if outputs is not None:
         set_model_output(model, outputs)
 
@@ -247,6 +249,14 @@ def make_objective(
         unseen=unseen,
     )
     return DistillationObjective(loss, source, perturb, config.label_smoothing, StudentTask(teacher=task))
+
+
+def _output_of_teachers(models: nn.Module | CachedTeacher, student: nn.Module) -> Callable[[Any], Tensor] | None:
+    """Return the function that selects the output of the teachers for a student of their class without one."""
+    if not isinstance(models, nn.Module):
+        return None
+    teacher, taught = called_network(models), called_network(student)
+    return get_output(teacher) if type(taught) is type(teacher) and get_output(taught) is None else None
 
 
 def _called_network(models: nn.Module | CachedTeacher, init: object) -> nn.Module | None:

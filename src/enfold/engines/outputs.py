@@ -31,6 +31,11 @@ def set_output(network: nn.Module, function: Callable[[Any], Tensor]) -> None:
     vars(network)[OUTPUT] = function
 
 
+def get_output(network: nn.Module) -> Callable[[Any], Tensor] | None:
+    """Return the function that `set_output` gave for a network, or None."""
+    return vars(network).get(OUTPUT)
+
+
 def get_logits(output: Any, network: Any = None) -> Tensor:
     """Return the tensor that is trained and predicted from the output of a network.
 

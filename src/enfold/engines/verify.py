@@ -346,6 +346,8 @@ class _Comparison:
         after = read_numbers(network)
         if before != after:  # a size that every call sets to the same value is no change
             self._evaluate(network)
+            if network.training != training:
+                network.train(training)
             changed = find_changed(after, read_numbers(network))
             result.changed = None if changed is None else ".".join(filter(None, changed))
         filled = set(empty_buffers(code.network)) - set(empty_buffers(network)) if code.empty else set()
