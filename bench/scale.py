@@ -142,6 +142,7 @@ def main() -> None:
     """Measure and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-ray", action="store_true", help="leave Ray out")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # that of the other processes; 15 by default
     before = os.getloadavg()
     found = measure(with_ray=not parser.parse_args().no_ray)
     about = {

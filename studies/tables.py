@@ -168,7 +168,9 @@ def list_notes(content: Mapping[str, Any]) -> list[str]:
         notes.append(f"`{content['command']}`; all trainings of the run took {minutes:.0f} minutes.")
         counts = {row["row"]: count_seeds(row) for row in content.get("rows", ())}
         fewer = [f"{name} ({count})" for name, count in counts.items() if count < len(content["seeds"])]
-        if fewer:
+        if len(fewer) == len(counts) > 1 and len(set(counts.values())) == 1:
+            notes.append(f"All rows have {next(iter(counts.values()))} of {len(content['seeds'])} seeds.")
+        elif fewer:
             notes.append(f"Fewer than {len(content['seeds'])} seeds: {', '.join(fewer)}.")
         if 1 in counts.values():
             notes.append("Intervals of one seed are those of the test set.")

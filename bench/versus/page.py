@@ -25,6 +25,7 @@ own environment. {machine}
 - *Limit* is the time of the operations of all networks at the rate of large matrix products or convolutions on this
   machine, whichever is faster. No method that computes all of four networks can be below it.
 - *Others* is how many cores other processes used meanwhile, at most. {clock}
+- Rows that are not yet measured are left out.
 - A step is forward, cross-entropy, backward and SGD with momentum. Batch sizes: 128 (MLP, CNN), 64 (WideResNet, ViT).
   The MLP is 784-256-256-10; the CNN has three convolutions of 32, 64 and 128 channels with batch norm.
 
@@ -107,21 +108,23 @@ def write_page(record: Mapping[str, Any]) -> None:
     about = record["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     dates = sorted({row["date"] for row in record["rows"].values()})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     machine = (
-        f"{dates[0]} to {dates[-1]}, {about['cores']} cores of {about['processor']}, bf16: {about['bf16']};\n"
+        f"{when}, {about['cores']} cores of {about['processor']}, bf16: {about['bf16']};\n"
         f"{versions} ([all figures](../results/versus.json))."
     )
     clocks = sorted({row["clock"] for row in record["rows"].values()})
     clock = f"The clock: {' or '.join(clocks)}."
     parts = [INTRODUCTION.format(machine=machine, clock=clock, rounds=record["rounds"], processes=record["processes"])]
-    parts.append("![Time of enfold relative to the fastest other package](../results/versus.svg)\n\n")
-    parts.append(
-        "## Installation\n\nBeside torch and numpy; CPU seconds of the import, median and quartiles of 7 processes.\n\n"
-    )
-    parts.append("| package | added packages | MB | import, s |\n|---|---|---|---|\n")
-    for name, row in record.get("install", {}).items():
-        span = f"{row['import seconds']:.2f} [{row['lower']:.2f}, {row['upper']:.2f}]"
-        parts.append(f"| {name} | {row['packages']} | {row['megabytes']:.1f} | {span} |\n")
+    parts.append("![Time of enfold relative to the fastest other package](../results/versus.svg)\n")
+    if "install" in record:
+        parts.append(
+            "\n## Installation\n\nBeside torch and numpy; CPU seconds of the import, median and quartiles of 7.\n\n"
+        )
+        parts.append("| package | added packages | MB | import, s |\n|---|---|---|---|\n")
+        for name, row in record["install"].items():
+            span = f"{row['import seconds']:.2f} [{row['lower']:.2f}, {row['upper']:.2f}]"
+            parts.append(f"| {name} | {row['packages']} | {row['megabytes']:.1f} | {span} |\n")
     for title, words in SECTIONS.items():
         rows = list(_rows(record, words))
         if title == "MLP":

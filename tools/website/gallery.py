@@ -78,7 +78,7 @@ def _result(file: Path, found: dict[str, str]) -> str:
     if "figure" in found:
         return _image(file, OUTPUT / found["figure"])
     if "html" in found:
-        return f'<div class="result">{found["html"]}</div>'
+        return f'<div class="cell-output">{found["html"]}</div>'
     return f"```text\n{found['text'].strip()}\n```"
 
 
