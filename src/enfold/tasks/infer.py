@@ -23,6 +23,7 @@ TaskLike = TaskName | Task | None
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Classification, Binary, Multilabel, Regression)}
 CHOICES = ", ".join(f'task="{name}"' for name in TASKS)
+_CLASSES = Classification()  # made here: torch.compile and strict export cannot check options
 
 
 def as_task(task: TaskLike) -> Task:
@@ -244,7 +245,7 @@ class Inferred(Task):
 
     def predict(self, outputs: Tensor, weights: Weights = None) -> Prediction:
         """Predict classes, the only task that follows from outputs of shape (M, B, C) without targets."""
-        return Classification().predict(outputs, weights)
+        return _CLASSES.predict(outputs, weights)
 
     def predictions(self, rows: Rows) -> Any:
         """Raise an error: `resolve` returns the task to use."""
