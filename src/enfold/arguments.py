@@ -49,6 +49,7 @@ INPUTS = frozenset(
     ]
 )
 """Parameters that are not options of a method: networks, data, and how the call is carried out."""
+NETWORKS = {"network": "a torch.nn.Module", "networks": "a list of networks, or a network and num_members"}
 
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -285,6 +286,8 @@ def _checked_call(function: Callable[..., Any], owner: Callable[..., Any]) -> Ca
             return function(*args, **kwargs)  # whose own error names the function
         hints = _hints(owner)
         for name, value in bound.arguments.items():
+            if value is None and name in NETWORKS and signature.parameters[name].default is REQUIRED:
+                raise EnfoldError(f"{name} must be given, got None: pass {NETWORKS[name]}")
             if name not in INPUTS and name in hints:
                 bound.arguments[name] = check_value(name, value, hints[name])
         return function(*bound.args, **bound.kwargs)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from enfold.arguments import checked
 from enfold.data.convert import Examples, require
 from enfold.data.unpack import Unpack
-from enfold.engines.call import pack_inputs
+from enfold.engines.call import pack_inputs, require_network
 from enfold.engines.inputs import from_arrays
 from enfold.engines.modes import ensure_eval_mode
 from enfold.ensemble import Ensemble, called_network, predict_outputs
@@ -158,6 +158,7 @@ def calibrate(
         unpack: Function that splits a batch into (inputs, target); None for the usual structures of batches.
     """
     require(val, "val", "calibrate")
+    require_network(model)
     if isinstance(model, Calibrated):  # fits the factor again
         return calibrate(model.model, val, task or model.model_task, batch_size=batch_size, unpack=unpack)
     known = FirstBatchTask(given=as_task(task if task is not None else task_of(model)))

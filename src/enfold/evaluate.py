@@ -15,6 +15,7 @@ from enfold.data.dataset import Data, evaluation_batches, has_examples
 from enfold.data.tree import to_device
 from enfold.data.unpack import Unpack
 from enfold.display import html_table
+from enfold.engines.call import require_network
 from enfold.engines.inputs import call_protected, refuse_shape
 from enfold.engines.modes import eval_mode, without_gradients
 from enfold.engines.precision import Precision, autocast
@@ -63,6 +64,7 @@ def predict(
     Returns:
         The input of the metrics of the task: `metrics.Predictions` for classes.
     """
+    require_network(model)
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     with without_gradients(model), autocast(precision, device):
         return _predict(model, examples, batch_size, task, unpack)
@@ -217,6 +219,7 @@ def evaluate(
         All scores, and the fraction of the ensemble's gain in the criterion that the model recovers.
     """
     require(test, "test", "evaluate")
+    require_network(model)
     read = partial(as_data, unpack=unpack, network=called_network(model))
     data = read(test, val) if isinstance(test, Data) else read(None, val, test)
     if task is None and task_of(model) is None:

@@ -24,6 +24,7 @@ from enfold import ensembles
 from enfold.arguments import check_arguments
 from enfold.calibrate import Calibrated
 from enfold.engines.attributes import different_attribute
+from enfold.engines.call import require_network
 from enfold.engines.initialization import make_blank
 from enfold.ensemble import Ensemble, set_model_task
 from enfold.ensembles import DeepEnsemble, MixedEnsemble
@@ -72,6 +73,7 @@ def write_model(model: nn.Module, values: Path, beside: Path, about: Mapping[str
         beside: The file of the manifest.
         about: What the caller stores with it; None for nothing.
     """
+    require_network(model)
     library = {"library_name": LIBRARY} if beside.name == CONFIG else {}
     with atomic_path(beside) as manifest_file, atomic_path(values) as values_file:
         save_file(_tensors(model), values_file)

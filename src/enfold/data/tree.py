@@ -218,4 +218,4 @@ def describe(tree: Any) -> str:
         return (
             f"a {type(tree).__name__} of {len(tree)} elements ({inner})" if tree else f"an empty {type(tree).__name__}"
         )
-    return f"a {type(tree).__name__}"
+    return "None" if tree is None else f"a {type(tree).__name__}"

@@ -22,6 +22,21 @@ from enfold.errors import EnfoldError
 _PARAMETERS: WeakKeyDictionary[type[nn.Module], tuple[dict[str, Any], int | None]] = WeakKeyDictionary()
 
 
+def require_network(model: object, name: str = "model") -> None:
+    """Raise an error that names the argument unless it is a network or an ensemble.
+
+    Args:
+        model: What the user passed.
+        name: Name of the argument.
+    """
+    if isinstance(model, nn.Module):
+        return
+    several = " such as DeepEnsemble([a, b])" if isinstance(model, list | tuple) else ""
+    raise EnfoldError(
+        f"{name} must be a network or an ensemble, got {describe(model)}: pass a torch.nn.Module{several}"
+    )
+
+
 def call_network(network: Callable[..., Any], inputs: Any) -> Any:
     """Return the output of a network for inputs of any structure.
 

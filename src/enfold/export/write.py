@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from enfold.calibrate import Calibrated
 from enfold.distill.dirichlet import Dirichlet
+from enfold.engines.call import require_network
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, WriteError
 from enfold.export.check import Reference, make_reference
@@ -88,6 +89,7 @@ def export(
         MissingExtra: If a package is missing.
         WriteError: If the file cannot be written.
     """
+    require_network(model)
     path = Path(path)
     chosen = _format(path, format)
     check_quantize(quantize, chosen, calibrate_on)

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import nn
 
+from enfold.engines.call import require_network
 from enfold.ensemble import Ensemble
 from enfold.errors import EnfoldError, MissingExtra
 from enfold.evaluate import Row
@@ -65,6 +66,7 @@ def save_pretrained(
         EnfoldError: If the folder has a model of another library, or an argument is not valid.
         WriteError: If a file cannot be written.
     """
+    require_network(model)
     folder = Path(folder)
     _require_free(folder)
     scores = {} if metrics is None else check_metrics(metrics)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from enfold.data.tree import describe, detach, map_tensors, tensors, to_device
+from enfold.engines.call import require_network
 from enfold.engines.modes import eval_mode
 from enfold.engines.outputs import get_logits
 from enfold.engines.skeleton import Skeleton, State, read_state
@@ -46,6 +47,7 @@ def symmetries(network: nn.Module, example: Any, *, seed: int = 0, logits_only: 
     Raises:
         EnfoldError: If the network does not run on the example.
     """
+    require_network(network, "network")
     skeleton = Skeleton(network)
     if logits_only:
         skeleton.network.register_forward_hook(_logits)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from enfold.data.convert import Examples, as_data, require
 from enfold.data.unpack import Unpack
+from enfold.engines.call import require_network
 from enfold.engines.modes import refuse_inference_mode
 from enfold.ensemble import called_network, set_model_output
 from enfold.executors import ExecutorLike
@@ -83,6 +84,7 @@ def fit(
         FailedMembers: If members fail on an executor; the model is unchanged, and the error has the others.
     """
     refuse_inference_mode("training")
+    require_network(model)
     require(train, "train", "fit")
     config = as_config(config).update(settings)
     config = config.replace(task=training_task(model, config.task))
