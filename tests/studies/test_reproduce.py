@@ -302,8 +302,11 @@ def test_every_name_runs_at_the_smoke_scale(studies, tmp_path: Path, name: str) 
     assert done.code == 0, done.err
     content = check_written(tmp_path, name)
     assert content["seconds"] < 600
-    if name != "permavg-table":  # of its twelve runs smoke makes one
-        assert content["verdicts"]["not run"] == 0
+    verdicts = content["verdicts"]
+    if name in ("permavg-table", "permavg-sizes"):  # the smoke scale makes some of their runs
+        assert sum(verdicts.values()) > verdicts["not run"]
+    else:
+        assert verdicts["not run"] == 0
 
 
 def test_scale_and_name_are_checked_first(tmp_path: Path) -> None:
