@@ -162,7 +162,7 @@ def test_the_given_network_is_not_modified():
 
 def test_unknown_kinds_are_refused():
     with pytest.raises(EnfoldError, match="kind"):
-        repair(None, None, None, kind="glue")
+        repair(nn.Linear(2, 2), None, None, kind="glue")
 
 
 def test_repair_equals_batch_norms_with_the_members_statistics():
