@@ -15,7 +15,7 @@ PLAIN = ("one network", "one network, bf16", "one network by enfold.fit", "plain
 Cell = Mapping[str, float]
 INTRODUCTION = """# enfold beside other packages
 
-The same work by enfold, by other packages and by plain PyTorch, measured in one run by `make versus`, which makes its
+The same work by enfold, by other packages and by plain PyTorch, measured side by side by `make versus`, which makes its
 own environment. {machine}
 
 - Times are ratios to the first function of a row, one plain float32 network unless the row says otherwise, with the
@@ -25,7 +25,7 @@ own environment. {machine}
 - *Limit* is the time of the operations of all networks at the rate of large matrix products or convolutions on this
   machine, whichever is faster. No method that computes all of four networks can be below it.
 - *Others* is how many cores other processes used meanwhile, at most. {clock}
-- Rows that are not yet measured are left out.
+- Rows that are not yet measured are left out. Each row is measured by itself, in one run of all that is compared in it.
 - A step is forward, cross-entropy, backward and SGD with momentum. Batch sizes: 128 (MLP, CNN), 64 (WideResNet, ViT).
   The MLP is 784-256-256-10; the CNN has three convolutions of 32, 64 and 128 channels with batch norm.
 
